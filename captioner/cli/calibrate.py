@@ -1,4 +1,4 @@
-"""The command ``captioner calibrate``: fit the confidence of a model's captions."""
+"""The command ``captioner calibrate``: fit the confidence of a model's captions and words."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ from captioner.options import SearchOptions
     CalibrateOptions, SearchOptions,
 )  # fmt: skip
 def calibrate(options: CalibrateOptions, search: dict[str, Any]) -> int:
-    """Calibrate the model, print the report and store the calibration."""
+    """Calibrate the model, print the report, and store the calibration in the model folder."""
     if "style" in search:
-        raise ConfigError("--style is not an option here; use --styles, one for each --annotations")
+        raise ConfigError(
+            "--style is not an option here; use --styles, once for each --annotations file"
+        )
     if options.model is None and not options.check:
-        raise ConfigError("--model is missing; add the model folder to calibrate")
+        raise ConfigError("--model is missing; add --model FOLDER to choose the model to calibrate")
     options.check_files()
 
     from captioner.inference.find_model import find_model
@@ -36,7 +38,7 @@ def calibrate(options: CalibrateOptions, search: dict[str, Any]) -> int:
     checked_search([str(folder)], search)
     if not options.check and target.exists() and not options.force:
         raise ConfigError(
-            f"{folder} is already calibrated; add --force to replace its calibration, or --check "
+            f"{folder} is already calibrated; add --force to replace the calibration, or --check "
             "to measure it"
         )
     report_file = new_file(options.output, options.force)

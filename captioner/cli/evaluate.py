@@ -1,4 +1,4 @@
-"""The command ``captioner evaluate``: score captions, and measure attention."""
+"""The command ``captioner evaluate``: score captions, or measure attention and explanations."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from captioner.schema import flag, taken
     EvaluateOptions, FaithfulnessOptions, SearchOptions,
 )  # fmt: skip
 def evaluate(options: EvaluateOptions, search: dict[str, Any]) -> int:
-    """Run the evaluation, print its report and write it to a file."""
+    """Run the evaluation, print the report and, with --output, write it to a file."""
     measured = taken(search, FaithfulnessOptions)
     if measured and not options.faithfulness:
-        raise ConfigError(f"{flag(next(iter(measured)))} needs --faithfulness; add it")
+        raise ConfigError(f"{flag(next(iter(measured)))} needs --faithfulness; add --faithfulness")
     options.check(search)
     if options.results is None:
         checked_search(options.model, search)

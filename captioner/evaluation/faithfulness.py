@@ -160,7 +160,7 @@ class _Photo:
 
     @cached_property
     def regions(self) -> NDArray[np.intp]:
-        """Index of the region that each pixel is in, (H, W), or -1 if the encoder does not see it."""
+        """Index of each pixel's region, (H, W), or -1 for pixels that the encoder does not see."""
         engine, (height, width) = self.ensemble.engines[0], self.pixels.shape[:2]
         size = engine.preprocessing.image_size
         axes = engine.geometry.placed(size, 0.0, 0.0, 1.0, 1.0)
@@ -305,8 +305,8 @@ def measure(
 ) -> dict[str, Any]:
     """Measure the content words in the captions of several photos.
 
-    If a photo has reference captions, the first reference is measured. Otherwise, the model captions
-    the photo, and its caption is measured.
+    If a photo has reference captions, its first reference is measured. Otherwise, the model
+    captions the photo, and the generated caption is measured.
 
     Args:
         model: A single model that runs in PyTorch.

@@ -1,8 +1,9 @@
 """Fit the truth of words and the confidence of captions, and measure how well they are calibrated.
 
 The truth of a word is the probability that the word is true of the photo. The confidence of a
-caption is the probability that the caption is right. Such probabilities are calibrated if, among all
-words or captions with probability p, a share of p is true or right.
+caption is the probability that the caption is right. Truth is calibrated if a share p of all words
+with truth p is true. Confidence is calibrated if a share p of all captions with confidence p is
+right.
 
 Reports come from cross-validation: the confidence of a caption is computed by a calibrator that was
 fitted without the caption's photo. The ranges of the features are fitted without this photo too.
@@ -50,9 +51,9 @@ RANGE = (0.005, 0.995)
 """Quantiles of each feature. Values outside this range are clipped."""
 
 FAMILIAR = (0.95, 0.999)
-"""Two quantiles of the log-odds that a photo is not a photo, computed in fits without this photo. Up
-to the first quantile, an image is familiar and its caption keeps its full confidence. From there, the
-confidence falls to 0 at the second quantile."""
+"""Two quantiles, over photos, of the log-odds of not being a photo. Each log-odds comes from a fit
+without this photo. Up to the first quantile, an image is familiar, and its caption keeps its full
+confidence. From there, the confidence falls to 0 at the second quantile."""
 
 PENALTY, TRUTH_PENALTY, KINDS_PENALTY = 20.0, 1.0, 60.0
 """Penalty factors for squared weights in the three logistic regressions. The first applies to the
@@ -68,8 +69,8 @@ class ScoredCaption(NamedTuple):
     group: str
     """Name of the caption's data set in the report."""
     score: float
-    """Mean judgement (1.0: everybody judged the caption right), or CIDEr-D with the model's document
-    frequencies (1.0 is 100 points)."""
+    """Mean judgement (1.0 if everybody judged the caption right), or CIDEr-D with the model's
+    document frequencies (1.0 is 100 points)."""
     photo: str
     """Identifier of the photo. All captions of a photo are in the same fold."""
     true: _Floats
@@ -99,8 +100,8 @@ class Recipe:
     threshold: float | None
     """See ``Calibrator.threshold``."""
     truth: WordTruth | None = None
-    """See ``Calibrator.truth``. All folds share one fit, because a fit to so many words hardly depends
-    on the words of one fold."""
+    """See ``Calibrator.truth``. All folds share one fit, because a fit to so many words hardly
+    depends on the words of one fold."""
     kinds: Kinds | None = None
 
     @property
@@ -169,8 +170,8 @@ def true_words(
 def fit_truth(examples: Sequence[ScoredCaption]) -> WordTruth | None:
     """Fit the truth of words, or return None if the model has no reading of the photo.
 
-    The reading estimates which content words are true of a photo, before any caption is written. None
-    is also returned if the reading lacks all words of the captions.
+    The reading estimates, before any caption is written, which content words are true of a photo.
+    None is also returned if the reading lacks all words of the captions.
 
     Raises:
         DataError: The reading does not separate true words from false words.
@@ -199,8 +200,8 @@ def fit_truth(examples: Sequence[ScoredCaption]) -> WordTruth | None:
     search_scale, search_shift, search_bias = fitted()
     if min(scale, search_scale) <= 0:
         raise DataError(
-            "the model's reading of photos does not separate true words from false words; add photos "
-            "with several captions each, or fit the reading again"
+            "the model's reading of photos does not separate true words from false words; add "
+            "photos with several captions each, or fit the reading again"
         )
     return WordTruth(
         scale, log_prob_weight, bias, shift / scale,
@@ -381,7 +382,7 @@ def fit(examples: Sequence[ScoredCaption], recipe: Recipe) -> Calibrator:
     lowest, highest = np.quantile(found, RANGE, axis=0)
     limited = np.clip(found, lowest, highest)
     mean, scale = limited.mean(axis=0), limited.std(axis=0)
-    scale[scale < 1e-9] = 1.0  # a feature that never varies, such as truth in a model without a reading
+    scale[scale < 1e-9] = 1.0  # a constant feature, such as truth in a model without a reading
     styles = list(dict.fromkeys(one.style for one in examples))
     of_style = np.array([[one.style == style for style in styles] for one in examples], np.float64)
     right = np.array([one.score >= recipe.least for one in examples], np.float64)
@@ -543,15 +544,16 @@ def measure(judged: Judged) -> dict[str, Any]:
     Returns:
         These figures:
 
-        * ``photos``: number of captions, one per photo.
+        * ``photos``: number of captions.
         * ``right``: share of right captions.
         * ``score``: mean score.
         * ``calibration_error``: see `calibration_error`. ``calibration_error_interval`` is its 95%
           bootstrap interval over photos.
         * ``calibration_error_by_chance``: see `error_by_chance`.
-        * ``auroc``: probability that a right caption has a higher confidence than any other caption.
+        * ``auroc``: probability that a right caption has a higher confidence than a caption that is
+          not right.
         * ``auroc_wrong``: probability that a caption with a score of `WRONG` or less has a lower
-          confidence than any other caption.
+          confidence than a caption with a higher score.
         * ``bins``: see `reliability`.
     """
     count = len(judged.scores)

@@ -3,20 +3,21 @@
     words     a     dog   on    a     couch
     alphas    (T, Gh, Gw), each sums to 1
     names           dog               couch          captioner.evaluation.objects
-    labels          (H, W)            (H, W)         where objects of that category are in the photo
-    coverage        (Gh, Gw)          (Gh, Gw)       share of each region covered by the objects
+    labels          (H, W)            (H, W)         1 on objects of this category, 0 elsewhere
+    coverage        (Gh, Gw)          (Gh, Gw)       share of each region that the objects cover
 
     correctness = sum_i alpha_i coverage_i
 
 On large objects, any map has a high correctness. Each value is therefore reported with baselines: a
-uniform map, a centred Gaussian, and the maps of the other words of the caption.
+uniform map, a centred Gaussian, and the maps of the caption's other words.
 
-As in COCO's own evaluation, crowd regions are ignored: pixels that only a crowd region of the
-category covers count neither as attention nor as area. A name is measured only if its category is
-in the photo. Other names are counted. The instances file must annotate every object of its
-categories, as COCO's files do.
+As in COCO's own evaluation, crowd regions are ignored. If only a crowd region covers a pixel, the
+pixel counts neither as attention nor as area. A name is measured if its category is in the photo.
+All other names are only counted. The instances file must annotate every object of its categories,
+as COCO's files do.
 
-Notation: a photo of H x W pixels; a grid of Gh x Gw regions over the part that the model sees.
+Notation: H and W, the photo's height and width in pixels; Gh and Gw, the height and width of the
+grid of regions, which covers the part of the photo that the model sees; T words.
 """
 
 from __future__ import annotations
@@ -54,27 +55,27 @@ _FIELDS: Fields = {
 
 @dataclass(frozen=True, eq=False)
 class Instances:
-    """The objects in a set of photos. Masks are decoded on access."""
+    """The annotated objects in a set of photos. `labels` decodes their masks when it is called."""
 
     path: Path
     """The instances file, for error messages."""
     images: Mapping[int, dict[str, Any]]
-    """COCO's entry for each photo by image id, including photos without objects."""
+    """COCO's entry for each photo, by image id. Photos without objects are included."""
     categories: frozenset[str]
     """Names of the annotated categories."""
     annotations: Mapping[tuple[int, str], list[dict[str, Any]]]
     """COCO annotations by image id and category."""
 
     def labels(self, image_id: int, category: str) -> Array | None:
-        """Return where the objects of a category are in a photo.
+        """Label the pixels of a photo that are on an object of a category.
 
         Returns:
-            Labels of the pixels, (H, W), or None if the photo has no annotation of the category. 1:
-            on an object. NaN: only a crowd region covers the pixel, so it may or may not be on an
-            object. 0: elsewhere.
+            Labels of the pixels, (H, W), or None if the category is not annotated in the photo. A
+            label is 1 on an object and 0 elsewhere. It is NaN if only a crowd region covers the
+            pixel, because such a pixel may or may not be on an object.
 
         Raises:
-            DataError: A mask consists neither of polygons nor of run lengths of the photo's size.
+            DataError: A mask is invalid, or does not have the size of the photo.
         """
         entries = self.annotations.get((image_id, category))
         if not entries:
@@ -96,20 +97,20 @@ class Instances:
             except Exception as error:  # pycocotools raises plain Exception
                 raise DataError(
                     f"{self.path}: annotation {entry['id']} has an invalid mask ({error}); "
-                    "use polygons or run lengths"
+                    "use polygons or run lengths that fit the photo"
                 ) from error
         return labels
 
 
 def read_instances(path: str | Path) -> Instances:
-    """Read a COCO instances file, e.g. ``instances_val2014.json``.
+    """Read a COCO instances file, such as ``instances_val2014.json``.
 
     Raises:
         ConfigError: pycocotools is not installed.
-        DataError: The file is missing, or is not a COCO instances file in JSON.
+        DataError: The file is missing, or is not a COCO instances file.
     """
     if not is_installed("pycocotools"):
-        raise ConfigError("masks need pycocotools; run: pip install 'captioner[evaluate]'")
+        raise ConfigError("object masks need pycocotools; run: pip install 'captioner[evaluate]'")
     data = read_coco(path, _FIELDS, "instances")
     names = {category["id"]: category["name"] for category in data["categories"]}
     images = {image["id"]: image for image in data["images"]}
@@ -118,20 +119,28 @@ def read_instances(path: str | Path) -> Instances:
         for key, known in (("image_id", images), ("category_id", names)):
             if entry[key] not in known:
                 raise DataError(
-                    f"{path}: annotation {entry['id']} has the {key} {entry[key]}, which is not in "
-                    "the file; remove the annotation or add that entry"
+                    f"{path}: annotation {entry['id']} refers to {key} {entry[key]}, but the file "
+                    "does not list this id; add the missing entry or remove the annotation"
                 )
         found.setdefault((entry["image_id"], names[entry["category_id"]]), []).append(entry)
     return Instances(Path(path), images, frozenset(names.values()), found)
 
 
 def region_coverage(mask: NDArray[np.bool_], regions: Geometry, grid: tuple[int, ...]) -> Array:
-    """Return the share of each region that a mask (H, W) covers, (Gh, Gw), 0 outside the photo.
+    """Return the share of each region that a mask covers.
 
-    The result is exact. A region is the rectangle of points that are nearest to its centre. Its
-    borders may cut through pixels, and such a pixel counts in proportion to the part inside. The
-    sum of alphas times coverage is therefore the attention on the mask, if the attention of each
+    The share is exact. A region is the rectangle of all points that are nearest to the region's
+    centre. If its border cuts through a pixel, the pixel counts in proportion to the part inside.
+    The sum of alphas times coverage is therefore the attention on the mask, if the attention of a
     region is spread evenly over its rectangle.
+
+    Args:
+        mask: The pixels of the photo, (H, W), True on the mask.
+        regions: Positions of the regions in the photo.
+        grid: Height and width of the grid in regions, Gh and Gw.
+
+    Returns:
+        The shares, (Gh, Gw), 0 to 1, and 0 for regions outside the photo.
     """
     rows, columns = (
         _overlaps(pixels, axis, count)
@@ -142,9 +151,9 @@ def region_coverage(mask: NDArray[np.bool_], regions: Geometry, grid: tuple[int,
 
 
 def _overlaps(pixels: int, axis: Axis, cells: int) -> Array:
-    """Return the share of each cell that each pixel fills, along one axis, (cells, pixels)."""
-    # Rounded, so that a border between two pixels is exact. Otherwise, a mask on the other side of
-    # the border would cover 1e-14 of the region.
+    """Return, along one axis, the share of each cell that each pixel fills, (cells, pixels)."""
+    # Rounding makes a border between two pixels exact. Without it, a mask that ends at the border
+    # could still cover 1e-14 of the next region.
     borders = np.round(np.clip(axis.borders(cells), 0, 1) * pixels, 9)
     starts, stops = borders[:-1, None], borders[1:, None]
     inside = np.clip(np.arange(pixels + 1), starts, stops)  # pixel edges, clipped
@@ -153,10 +162,17 @@ def _overlaps(pixels: int, axis: Axis, cells: int) -> Array:
 
 
 def _at_middles(labels: Array, regions: Geometry, grid: tuple[int, ...]) -> Array:
-    """Return the label of the pixel at the middle of each region, (Gh, Gw).
+    """Return the label of the pixel in the middle of each region; see ``Axis.middles``.
 
-    The labels are (H, W). If a middle is between pixels, the pixel to the right and below counts.
-    See ``Axis.middles``.
+    If a middle lies exactly between pixels, the pixel to the right of it or below it is used.
+
+    Args:
+        labels: Labels of the pixels, (H, W).
+        regions: Positions of the regions in the photo.
+        grid: Height and width of the grid in regions, Gh and Gw.
+
+    Returns:
+        The labels, (Gh, Gw).
     """
     rows, columns = (
         np.clip(np.round(axis.middles(count) * pixels, 9), 0, pixels - 1).astype(np.intp)
@@ -174,24 +190,27 @@ _MEANS = (
 
 
 class Target(NamedTuple):
-    """The part of a photo that words refer to, in terms of the Gh x Gw regions of the grid."""
+    """The part of a photo that some words refer to, as values of the Gh x Gw regions."""
 
     inside: Array
     """Share of each region that is inside the target, (Gh, Gw)."""
     known: Array
-    """Share of each region that is not ignored, (Gh, Gw); see ``Instances.labels``."""
+    """Share of each region whose label is not NaN, (Gh, Gw); see ``Instances.labels``."""
     middles: Array
-    """Label at the middle of each region, (Gh, Gw): 1 inside the target, NaN ignored, else 0."""
+    """Label in the middle of each region, (Gh, Gw): 1 inside the target, NaN if ignored, else 0."""
     centre: float
-    """Label at the centre of the part of the photo that the model sees."""
+    """Label in the centre of the part of the photo that the model sees."""
 
     @classmethod
     def seen(cls, labels: Array | None, caption: Caption) -> Target | str:
-        """Return the target with these labels, (H, W), or the reason why it cannot be measured.
+        """Build the target from labels, or return the reason why it cannot be measured.
 
-        There are three reasons. ``absent``: the labels are missing. ``unseen``: the target is
-        outside the part of the photo that the model sees. ``ignored``: the target consists of crowd
-        regions.
+        The reasons are ``absent`` (without labels), ``unseen`` (the target is outside the part of
+        the photo that the model sees) and ``ignored`` (the target consists of crowd regions only).
+
+        Args:
+            labels: Labels of the pixels, (H, W), from ``Instances.labels``.
+            caption: A caption of the photo, for its attention maps and regions.
         """
         if labels is None:
             return "absent"
@@ -213,26 +232,30 @@ class Marked(NamedTuple):
     """Words of a caption that refer to something in the photo."""
 
     row: Mapping[str, Any]
-    """Keys that identify the words in the report."""
+    """Entries that identify the words in the report."""
     positions: Sequence[int]
-    """The positions of the words, ascending."""
+    """Positions of the words in the caption, ascending."""
     target: Target | str
-    """The target of the words, or the reason why it cannot be measured."""
+    """The part of the photo that the words refer to, or the reason why it cannot be measured."""
 
 
 def measure(captions: Mapping[int, Caption], instances: Instances) -> dict[str, Any]:
-    """Measure how much of the attention of every name in the captions is inside the masks.
+    """Measure, for every named object in the captions, how much attention is inside its mask.
 
     Args:
         captions: Captions by image id.
-        instances: The objects in these photos.
+        instances: The annotated objects in these photos.
 
     Returns:
-        The result of `Grounding.summary` for ``names``. The reasons for names that are not measured
-        are ``absent`` (the category is not in the photo), ``unseen`` (it is outside the crop that
-        the model sees) and ``ignored`` (crowd regions only, or all attention on crowd regions).
-        ``categories`` has count, correctness, uniform and ratio of each category, the most frequent
+        The result of `Grounding.summary` for ``names``, with one more key. ``categories`` contains
+        ``count``, ``correctness``, ``uniform`` and ``ratio`` of each category, the most frequent
         category first.
+
+        A name is not measured for one of these reasons:
+
+        * ``absent``: the category is not in the photo.
+        * ``unseen``: the objects are outside the part of the photo that the model sees.
+        * ``ignored``: only crowd regions show the category, or all attention is on crowd regions.
 
     Raises:
         DataError: A mask cannot be decoded.
@@ -259,7 +282,7 @@ def measure(captions: Mapping[int, Caption], instances: Instances) -> dict[str, 
 
 
 def _names(image_id: int, caption: Caption, instances: Instances) -> Iterator[Marked]:
-    """Mark the words of a caption that name annotated categories."""
+    """Yield the words of a caption that name annotated categories, with their targets."""
     for category, start, stop in find_names(caption.words):
         if category in instances.categories:
             target = Target.seen(instances.labels(image_id, category), caption)
@@ -267,15 +290,15 @@ def _names(image_id: int, caption: Caption, instances: Instances) -> Iterator[Ma
 
 
 class Grounding:
-    """Measurements of attention maps, for names or phrases in the captions of photos.
+    """Measurements of the attention on names or phrases in the captions of photos.
 
     Source of ``correctness``: Liu et al. 2017, Attention Correctness in Neural Image Captioning
-    (arXiv:1605.09553). Deviations: a name of several words uses their mean map instead of the best
-    map; the attention of each region is spread over the pixels nearest to its centre; crowd regions
-    are ignored.
+    (arXiv:1605.09553). Deviations: a name of several words is measured on the mean of their maps,
+    not on the best map. The attention of a region is spread over the pixels nearest to its centre.
+    Crowd regions are ignored.
     Source of ``pointing``: Zhang et al. 2016, Top-down Neural Attention by Excitation Backprop
-    (arXiv:1608.00507). Deviations: no margin of 15 pixels around objects; the mean is over names,
-    not over categories; crowd regions are ignored.
+    (arXiv:1608.00507). Deviations: objects have no margin of 15 pixels. The mean is over names, not
+    over categories. Crowd regions are ignored.
     """
 
     def __init__(self) -> None:
@@ -288,7 +311,13 @@ class Grounding:
         self._movements: list[float] = []
 
     def add(self, photo: Any, caption: Caption, marked: Iterable[Marked]) -> None:
-        """Measure the maps of all words of a caption, and the attention of its marked words."""
+        """Add the measurements of one caption.
+
+        Args:
+            photo: Identifier of the photo.
+            caption: The caption with its attention maps.
+            marked: The names or phrases in the caption.
+        """
         self._photos.add(photo)
         if len(caption.words):
             self._entropies += entropy(caption.alphas).tolist()
@@ -305,29 +334,32 @@ class Grounding:
     def summary(self, unit: str, reasons: Sequence[str]) -> dict[str, Any]:
         """Summarize all measurements.
 
-        Means are over names, or over phrases. ``ratio`` is mean correctness divided by mean
-        uniform. 1 means no better than a uniform map. A mean of ratios would be dominated by small
-        objects, because a ratio can be as high as 1 / area.
-
-        ``over_uniform``, ``over_centre`` and ``over_shuffled`` are correctness minus the baseline.
-        ``over_before`` and ``over_after`` are correctness minus the correctness of the word before
-        or after. Their intervals are paired. ``shift``, ``over_before`` and ``over_after`` cover
-        only names with a word on both sides.
-
-        ``intervals`` are 95% bootstrap intervals over photos, because the names in one photo are
-        not independent. With fewer than 30 photos with names, they are None.
-
         Args:
-            unit: Plural noun for the measured things, such as ``names``. It is part of some keys.
-            reasons: The reasons to count, for names that were not measured.
+            unit: Plural noun for the measured things: ``names`` or ``phrases``. It is part of some
+                keys.
+            reasons: Reasons why a name was not measured. Each reason becomes a count.
 
         Returns:
-            Means, differences and ``ratio``, as above, and ``shift``. ``gate`` is a mean over
-            names, ``entropy`` a mean over all words (nats), ``entropy_even`` the entropy of uniform
-            maps, ln L (nats), and ``movement`` a mean over captions of at least two words.
-            ``intervals`` has low and high by key. The counts are ``photos``,
-            ``photos_with_names``, ``names``, ``measured`` and one count per reason. ``per_name``
-            lists every measured name; see `measure_words`. Undefined values are NaN.
+            A dictionary, described here for ``names``. Undefined values are NaN.
+
+            * ``correctness``, its baselines, ``pointing``, its baselines and ``gate``: means over
+              names; see `measure_words`.
+            * ``over_uniform``, ``over_centre``, ``over_shuffled``: correctness minus the baseline.
+            * ``over_before``, ``over_after``: correctness minus the correctness of the word before
+              or after the name. Only names with a word on both sides count.
+            * ``shift``: mean correctness of the word before, of the name, and of the word after.
+              The means are over names with a word on both sides, and ``names`` counts them.
+            * ``ratio``: mean correctness divided by mean ``uniform``. At 1, attention is no better
+              than a uniform map. A mean of ratios would be dominated by small objects, because a
+              ratio can be as high as 1 / area.
+            * ``entropy``: mean over all words (nats). ``entropy_even``: entropy of uniform maps,
+              ln L for L regions (nats). ``movement``: mean over captions of two or more words.
+            * ``intervals``: low and high end by key, 95%, from a bootstrap over photos, because the
+              names in a photo are not independent. Intervals of differences are paired. They are
+              None if fewer than 30 photos contain names.
+            * ``photos``, ``photos_with_names``, ``names``, ``measured``, and one key per reason:
+              counts.
+            * ``per_name``: the result of `measure_words` for every measured name.
         """
         rows = self._rows
         columns = {key: np.array([one[key] for one in rows], np.float64) for key in _MEANS}
@@ -364,22 +396,28 @@ class Grounding:
 def measure_words(
     caption: Caption, positions: Sequence[int], target: Target
 ) -> dict[str, Any] | str:
-    """Measure the mean map of some words of a caption.
+    """Measure the attention of one name or phrase, on the mean map of its words.
+
+    Args:
+        caption: The caption with its attention maps.
+        positions: Positions of the words to measure, ascending.
+        target: The part of the photo that the words refer to.
 
     Returns:
-        ``ignored`` if all attention of the words is on crowd regions. Otherwise a dictionary, with
-        NaN for undefined values:
+        ``ignored`` if all attention of the words is on crowd regions. Otherwise, a dictionary in
+        which undefined values are NaN:
 
         * ``text``: the words. ``start``: the position of the first word.
-        * ``correctness``: share of the attention inside the target, 0 to 1. The same for three
-          baselines: ``uniform`` (equal attention to every region), ``centre`` (a Gaussian at the
-          centre of the crop with sigma = 1/4 of each side) and ``shuffled`` (the mean map of the
-          other words).
-        * ``shift``: the correctness of the word before, of the words, and of the word after. All
-          three are NaN if a neighbour is missing.
+        * ``correctness``: share of the attention inside the target, 0 to 1.
+        * ``uniform``, ``centre``, ``shuffled``: correctness of three baselines. They are equal
+          attention to every region, a Gaussian in the centre of the crop (sigma: 1/4 of each side),
+          and the mean map of the caption's other words.
+        * ``shift``: correctness of the preceding word, of the measured words, and of the following
+          word. All three are NaN if there is no preceding or following word.
         * ``pointing``: 1 if the middle of the most attended region is inside the target, else 0,
-          averaged over ties. The same for a random region, ``pointing_uniform``, and for the centre
-          of the crop, ``pointing_centre``.
+          averaged over ties.
+        * ``pointing_uniform``, ``pointing_centre``: pointing of two baselines, a random region and
+          the centre of the crop.
         * ``gate``: mean context gate of the words.
     """
     maps = np.asarray(caption.alphas, dtype=np.float64)
@@ -387,7 +425,7 @@ def measure_words(
     grid = inside.shape
 
     def correctness(maps: Array) -> float:
-        """Return sum_i alpha_i inside_i / sum_i alpha_i known_i for the sum of maps (n, Gh, Gw)."""
+        """Return sum_i alpha_i inside_i / sum_i alpha_i known_i, summed over n maps (n, Gh, Gw)."""
         weight = float((maps * known).sum())
         return float((maps * inside).sum()) / weight if weight > 0 else math.nan
 
@@ -417,7 +455,7 @@ def measure_words(
 def entropy(maps: ArrayLike) -> Array:
     """Return the entropy of each map in nats, (T,).
 
-    It is 0 if all attention is on one region, and ln L for a uniform map over L regions.
+    The entropy is 0 if all attention is on one region, and ln L for a uniform map over L regions.
 
     Args:
         maps: One map per word, (T, ...). Each map sums to 1.
@@ -429,17 +467,17 @@ def entropy(maps: ArrayLike) -> Array:
 
 
 def movement(maps: ArrayLike) -> float:
-    """Return the mean distance between the maps of all pairs of words of a caption.
+    """Return the mean distance between the attention maps of two words of a caption.
 
-    The total variation distance, sum_i |alpha_i - alpha'_i| / 2, is the share of attention that
-    differs. It is 0 if all words have the same map, and 1 if no two words attend to a common
-    region.
+    The distance of two maps is their total variation distance, sum_i |alpha_i - alpha'_i| / 2: the
+    share of attention that differs. The mean is over all pairs of words. It is 0 if all words have
+    the same map, and 1 if no two words attend to a common region.
 
     Args:
         maps: One map per word, (T, ...). Each map sums to 1.
 
     Returns:
-        The mean distance, 0 to 1, or NaN for fewer than two words.
+        The mean distance, 0 to 1, or NaN if the caption has fewer than two words.
     """
     array = np.asarray(maps, dtype=np.float64)
     count = len(array)
@@ -451,7 +489,7 @@ def movement(maps: ArrayLike) -> float:
 
 
 def _mean(values: ArrayLike) -> float:
-    """Return the mean of all values that are not NaN, or NaN without such values."""
+    """Return the mean of all values that are not NaN, or NaN if all values are NaN."""
     array = np.asarray(values, dtype=np.float64)
     array = array[~np.isnan(array)]
     return float(array.mean()) if array.size else math.nan

@@ -1,11 +1,11 @@
-"""METEOR and SPICE, the metrics of pycocoevalcap that run Java programs.
+"""METEOR and SPICE, the metrics that pycocoevalcap computes with Java programs.
 
-Captions and references are tokens separated by spaces. METEOR's program returns 23 counts per
-caption, such as lengths, matches and chunks. `meteor_from_counts` computes the score of one caption
-from its counts, or the score of a set of captions from the sums of their counts.
+Captions and references are passed as tokens separated by spaces. METEOR's program returns 23 counts
+per caption, such as lengths, matches and chunks. `meteor_from_counts` computes the score of one
+caption from these counts, or the score of many captions from summed counts.
 
-Note: the METEOR program decodes text with the system encoding. Under a locale such as ``C``, old
-versions of Java read non-ASCII letters as question marks. The same happens in pycocoevalcap.
+Note: METEOR's program decodes text with the system encoding. Under a locale such as ``C``, old
+versions of Java read non-ASCII letters as question marks, also in pycocoevalcap.
 
 Source: Denkowski & Lavie 2014, Meteor Universal (METEOR 1.5); Anderson et al. 2016
 (arXiv:1607.08822), SPICE.
@@ -29,20 +29,24 @@ from captioner.errors import ProgramError
 from captioner.extras import is_installed
 
 METEOR_COUNTS = 23
-"""Number of counts per caption. "Both" means candidate and reference, in this order:
+"""Number of counts that METEOR's program returns per caption.
 
-* words of both (2) and function words of both (2);
-* for each of four matchers (exact, stem, synonym, paraphrase), the matched content words of both
-  and the matched function words of both (16);
-* chunks (1);
-* matched words of both (2).
+The counts are listed below in their order. Each count exists twice, for the candidate (the caption)
+and for the reference. Only chunks are counted once.
 
-A perfect match (one chunk that covers both sides) has 0 chunks here, because the program leaves its
-chunk out of the sums.
+* Words (2).
+* Function words (2).
+* Matched content words (2) and matched function words (2), for each of four matchers: exact, stem,
+  synonym and paraphrase (16 in total).
+* Chunks (1).
+* Matched words (2).
+
+For a perfect match, a single chunk that covers both texts, the number of chunks is set to 0. The
+program leaves such a chunk out of its sums.
 """
 
 _CORENLP = "http://nlp.stanford.edu/software/stanford-corenlp-full-2015-12-09.zip"
-_TOO_NEW_FOR_SPICE = 16  # it forbids the reflection that the libraries of SPICE use
+_TOO_NEW_FOR_SPICE = 16  # Java 16 and later forbids the reflection in SPICE's libraries
 
 # METEOR 1.5 for English (option "-l en").
 _ALPHA, _BETA, _GAMMA, _DELTA = 0.85, 0.2, 0.6, 0.75
@@ -50,24 +54,24 @@ _MATCHER_WEIGHTS = np.array([1.0, 0.6, 0.8, 0.6])
 
 
 def find_java() -> str | None:
-    """Return the path of the ``java`` that pycocoevalcap would start, or None."""
+    """Return the path of the ``java`` program that pycocoevalcap would start, or None."""
     return shutil.which("java")
 
 
 def unavailable(metric: str) -> str | None:
-    """Return why METEOR or SPICE cannot be computed, with a remedy, or None if it can."""
+    """Return why METEOR or SPICE cannot be computed and what to do, or None if it can."""
     if not is_installed("pycocoevalcap"):
         return f"{metric} needs pycocoevalcap; run: pip install 'captioner[evaluate]'"
     if find_java() is None:
         version = " 8 or 11" if metric == "SPICE" else ""
-        return f"{metric} needs Java, which is not on the PATH; install Java{version}"
+        return f"{metric} needs Java, but no java program is on the PATH; install Java{version}"
     if metric == "SPICE":
         ran = subprocess.run(["java", "-version"], capture_output=True, check=False)
         found = re.search(rb'version "(\d+)', ran.stderr)  # 1 is Java 8 or older
         if found is not None and int(found[1]) >= _TOO_NEW_FOR_SPICE:
             return (
-                f"SPICE needs Java 8 or 11, but {find_java()} is Java {int(found[1])}; put Java "
-                "8 or 11 first on the PATH"
+                f"SPICE needs Java 8 or 11, but {find_java()} is Java {int(found[1])}; put "
+                "Java 8 or 11 first on the PATH"
             )
     return None
 
@@ -75,12 +79,19 @@ def unavailable(metric: str) -> str | None:
 def meteor_counts(
     candidates: Sequence[str], references: Sequence[Sequence[str]]
 ) -> NDArray[np.float64]:
-    """Return METEOR's counts (see `METEOR_COUNTS`) for one caption per image, (N, 23).
+    """Run METEOR's program, and return its counts for one caption per image.
 
-    The program takes seconds to start and 2 GB of memory.
+    The program takes several seconds to start and needs 2 GB of memory.
+
+    Args:
+        candidates: The caption of each image, (N,), as tokens separated by spaces.
+        references: The reference captions of each image, in the same form.
+
+    Returns:
+        The counts, (N, 23); see `METEOR_COUNTS`.
 
     Raises:
-        ProgramError: The program stopped.
+        ProgramError: The program stopped without a result.
     """
     from pycocoevalcap.meteor import meteor as source
 
@@ -102,7 +113,7 @@ def meteor_counts(
     except ValueError as error:  # missing or unexpected output
         problem = ran.stderr.decode(errors="replace").strip().partition("\n")[0]
         raise ProgramError(
-            f"METEOR's Java program stopped ({problem or 'no output'}); it needs 2 GB"
+            f"METEOR's Java program stopped ({problem or 'no output'}); free 2 GB of memory for it"
         ) from error
     perfect = (counts[:, 21:23] == counts[:, 0:2]).all(axis=1) & (counts[:, 20] == 1)
     counts[perfect, 20] = 0
@@ -110,20 +121,21 @@ def meteor_counts(
 
 
 def meteor_from_counts(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Compute METEOR from the counts of a caption, or from their sums over many captions.
+    """Compute METEOR from the counts of a caption, or from summed counts of many captions.
 
-        P, R = weighted matches over weighted words, of candidate and reference
+        P    = weighted matches / weighted words of the candidate
+        R    = weighted matches / weighted words of the reference
         F = 1 / ((1 - alpha) / P + alpha / R)
         METEOR = F (1 - gamma (chunks / matches) ^ beta)
 
-    Content words have the weight delta, function words 1 - delta. METEOR decides by its own list
-    which words are function words. The score is 0 if nothing matches.
+    The weight is delta for content words and 1 - delta for function words. METEOR has its own list
+    of function words. The score is 0 if nothing matches.
 
     Source: Denkowski & Lavie 2014, section 2, with the parameters of METEOR 1.5 for English.
-    Deviation: none; equal to the program up to rounding.
+    Deviation: none. The scores equal those of the program up to rounding.
 
     Args:
-        counts: Counts, (..., 23), see `METEOR_COUNTS`.
+        counts: Counts, (..., 23); see `METEOR_COUNTS`.
 
     Returns:
         The scores, (...).
@@ -143,9 +155,17 @@ def meteor_from_counts(counts: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def spice(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> NDArray[np.float64]:
-    """Compute SPICE, an F-score, for one caption per image, (N,). NaN where it is undefined.
+    """Compute SPICE for one caption per image.
 
-    pycocoevalcap downloads CoreNLP (some hundred MB) into its own folder if it is missing.
+    SPICE is an F-score of the facts in a caption. On first use, pycocoevalcap downloads CoreNLP
+    (several hundred MB) into its own folder.
+
+    Args:
+        candidates: The caption of each image, (N,), as tokens separated by spaces.
+        references: The reference captions of each image, in the same form.
+
+    Returns:
+        The scores, (N,), 0 to 1. NaN where SPICE is undefined.
 
     Raises:
         ProgramError: The program failed, or could not be prepared.
@@ -160,15 +180,15 @@ def spice(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> NDA
         return np.array([float(image["All"]["f"]) for image in images])
     except subprocess.CalledProcessError as error:
         raise ProgramError(
-            f"SPICE's Java program failed (exit {error.returncode}, output above); it needs Java 8 "
-            "or 11 and 8 GB of memory",
+            f"SPICE's Java program failed with exit status {error.returncode} (see its output "
+            "above); use Java 8 or 11, and free 8 GB of memory",
         ) from error
     except (OSError, BadZipFile, ValueError, LookupError, TypeError) as error:
         raise ProgramError(
-            f"SPICE could not be run ({error!r}); if it cannot download {_CORENLP}, copy the two "
-            f"jars into {Path(source.__file__).parent / 'lib'}, which must be writable",
+            f"SPICE could not be run ({error!r}); make {Path(source.__file__).parent / 'lib'} "
+            f"writable, or copy the two jars from {_CORENLP} into it",
         ) from error
 
 
 PROGRAMS = {"METEOR": meteor_counts, "SPICE": spice}
-"""The function that returns the counts or scores of images for each metric."""
+"""The function that computes the counts or scores of all images, by metric."""

@@ -1,13 +1,13 @@
-"""Caption metrics: BLEU, ROUGE-L and CIDEr over Penn Treebank tokens.
+"""Caption metrics: BLEU, ROUGE-L and CIDEr on Penn Treebank tokens.
 
-Scores, names and scale are the same as in pycocoevalcap: a CIDEr of 1.0 is 100 points.
-``captioner.text.tokenizer`` produces the tokens of pycocoevalcap's Java tokenizer without Java.
-Text is normalized to NFC first, and scripts without spaces between words are split into characters.
+The scores, their names and their scale are the same as in pycocoevalcap: a CIDEr of 1.0 is 100
+points. ``captioner.text.tokenizer`` produces the tokens of pycocoevalcap's Java tokenizer without
+Java. Text is normalized to NFC first. Scripts without spaces between words are split into
+characters.
 
-More metrics come from `captioner.evaluation.support` (words that references confirm) and, on
-request, from `captioner.evaluation.objects` (CHAIR) and `captioner.evaluation.java` (METEOR and
-SPICE). CIDEr_D is CIDEr with document frequencies from a file. ``length`` is the mean number of
-words.
+`captioner.evaluation.support` adds metrics of the words that references confirm. Optional metrics
+come from `captioner.evaluation.objects` (CHAIR) and `captioner.evaluation.java` (METEOR and SPICE).
+CIDEr_D is CIDEr with document frequencies from a file. ``length`` is the mean number of words.
 """
 
 from __future__ import annotations
@@ -45,21 +45,23 @@ _BETA = 1.2  # weight of recall in ROUGE-L, as in pycocoevalcap
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of a set of captions."""
+    """The scores of a set of captions, one caption per image."""
 
     ids: Sequence[int]
     """Ids of the images, (N,)."""
     counts: Mapping[str, NDArray[np.float64]]
-    """The numbers that each metric sums over images.
+    """The counts or the score of each image, by metric. Sums over images yield corpus scores.
 
-    Bleu: (N, 9), see `bleu_counts`. METEOR: (N, 23), see `java.METEOR_COUNTS`. CHAIR_i and
-    supported_words: (N, 2), see `objects.count_mentions` and `support.count_support`. All other
-    metrics: the score of each image, (N,). CIDEr uses the document frequencies of all images.
+    * Bleu: counts from `bleu_counts`, (N, 9).
+    * METEOR: counts from `java.meteor_counts`, (N, 23).
+    * CHAIR_i: counts from `objects.count_mentions`, (N, 2).
+    * supported_words: the first two counts from `support.count_support`, (N, 2).
+    * All other metrics: the scores, (N,). CIDEr uses document frequencies from all N images.
     """
 
     @cached_property
     def corpus(self) -> dict[str, float]:
-        """The scores on all images together, by metric."""
+        """The scores of all captions together, by metric."""
         whole = self.resample(np.ones((1, len(self.ids))))
         return {name: value.item() for name, value in whole.items()}
 
@@ -73,15 +75,15 @@ class Scores:
         }
 
     def resample(self, weights: ArrayLike) -> dict[str, NDArray[np.float64]]:
-        """Compute the scores on resamples of the images.
+        """Compute the scores on R resamples of the images.
 
         BLEU, METEOR, CHAIR_i and supported_words are computed from summed counts. All other scores
-        are weighted means. CIDEr keeps the document frequencies of the whole set. If SPICE is NaN
-        for one image, it is NaN in every resample.
+        are weighted means. CIDEr keeps the document frequencies of all N images. If SPICE is NaN
+        for one image, SPICE is NaN in every resample.
 
         Args:
-            weights: Number of times that each image counts, (R, N), in the order of the ids. No row
-                may sum to 0.
+            weights: Number of times that each image was drawn, (R, N), in the order of ``ids``. No
+                row may sum to 0.
 
         Returns:
             The scores by metric, (R,).
@@ -94,7 +96,15 @@ class Scores:
 def _scores(
     sums: Mapping[str, NDArray[np.float64]], images: NDArray[np.float64]
 ) -> dict[str, NDArray[np.float64]]:
-    """Compute scores by metric, (R,), from R sums of ``Scores.counts`` and their image counts."""
+    """Compute scores from summed counts.
+
+    Args:
+        sums: R sums of ``Scores.counts``, by metric.
+        images: Number of images in each sum, (R,).
+
+    Returns:
+        The scores by metric, (R,).
+    """
     found: dict[str, NDArray[np.float64]] = {}
     for name, counts in sums.items():
         if name == "Bleu":
@@ -110,18 +120,18 @@ def _scores(
 
 @dataclass
 class CaptionEvaluator:
-    """The references and settings that all compared systems are scored with."""
+    """An evaluator that scores captions. It contains the reference captions and the settings."""
 
     references: Mapping[int, Sequence[str]]
     """The reference captions of each image, by image id."""
     frequencies: DocumentFrequencies | None = None
-    """Fixed document frequencies, which add the metric CIDEr_D."""
+    """Fixed document frequencies. If set, the metric CIDEr_D is added."""
     java: Sequence[str] = ()
     """The Java metrics to add: METEOR, SPICE or both."""
     objects: Mapping[int, Collection[str]] | None = None
-    """Object categories in each photo by image id, which add CHAIR_i and CHAIR_s."""
+    """Object categories in each photo, by image id. If set, CHAIR_i and CHAIR_s are added."""
     on_error: OnError = raise_error
-    """Handler of the errors of Java metrics. A metric that fails is left out from then on."""
+    """Function that handles an error of a Java metric. The metric is left out from then on."""
 
     def score(self, captions: Mapping[int, str]) -> Scores:
         """Score one caption per image.
@@ -131,10 +141,10 @@ class CaptionEvaluator:
 
         Raises:
             DataError: There are no captions, or an image has no references.
-            ProgramError: The program of a Java metric failed; see ``on_error``.
+            ProgramError: The program of a Java metric failed, and ``on_error`` raised the error.
         """
         if not captions:
-            raise DataError("there are no captions to score; use at least one image")
+            raise DataError("the results contain no captions to score; use at least one caption")
         ids = sorted(captions)
         tokens = [caption_tokens(captions[i]) for i in ids]
         truth = {i: [caption_tokens(text) for text in self.references.get(i, ())] for i in ids}
@@ -155,7 +165,7 @@ class CaptionEvaluator:
         for metric in list(self.java):
             try:
                 counts[metric] = PROGRAMS[metric](lines, texts)
-            except ProgramError as error:  # the metric is left out from now on
+            except ProgramError as error:  # leave out the metric from now on
                 self.on_error(error)
                 self.java = [other for other in self.java if other != metric]
         support = count_support([captions[i] for i in ids], [self.references[i] for i in ids])
@@ -171,16 +181,16 @@ class CaptionEvaluator:
         return Scores(ids, counts)
 
     def signature(self, images: Iterable[int]) -> str:
-        """Describe how the scores are computed, as one line of text.
+        """Describe how the scores are computed in one line of text.
 
-        Scores are comparable if their signatures are equal. A signature lists versions, tokenizer
-        and metrics, and has a digest of the images and their references.
+        Scores are comparable if their signatures are equal. A signature lists the versions, the
+        tokenizer and the metrics. It ends with a digest of the images and their references.
         """
         ids = sorted(images)
         counts = [len(self.references[i]) for i in ids]
         few, many = min(counts), max(counts)
         parts = [
-            f"captioner {__version__}, pycocoevalcap 1.2",  # the release with the same scores
+            f"captioner {__version__}, pycocoevalcap 1.2",  # scores agree with this release
             "PTB tokens (captioner.tokenizer)",
             "pycocoevalcap Bleu, Rouge, Cider",
             "content words (captioner.text.content)",
@@ -214,12 +224,13 @@ def rouge_l(candidate: Sequence[str], references: Sequence[Sequence[str]]) -> fl
 
         F = (1 + beta^2) P R / (R + beta^2 P),    beta = 1.2
 
-    P is the highest precision on any reference: common words divided by the words of the caption.
-    R is the highest recall on any reference: common words divided by the words of the reference.
+    Precision P is the number of common words divided by the length of the caption. Recall R is the
+    number of common words divided by the length of the reference. The highest P and the highest R
+    over all references are used.
 
     Source: Lin 2004, ROUGE: A Package for Automatic Evaluation of Summaries.
-    Deviation: as in pycocoevalcap, precision and recall may come from different references, and an
-    empty caption matches an empty reference.
+    Deviation: as in pycocoevalcap, P and R may come from different references, and an empty caption
+    matches an empty reference.
     """
     words = candidate or [""]
     others = [reference or [""] for reference in references]
@@ -232,7 +243,7 @@ def rouge_l(candidate: Sequence[str], references: Sequence[Sequence[str]]) -> fl
 
 
 def _common_length(first: Sequence[str], second: Sequence[str]) -> int:
-    """Return the length of the longest common subsequence.
+    """Return the length of the longest common subsequence of two lists of words.
 
     Source: Hyyrö 2004, Bit-parallel LCS-length computation revisited.
     """

@@ -1,38 +1,38 @@
 """The names of the 80 COCO categories in captions, and the metric CHAIR.
 
-`names.json` lists the phrases that name each category. ``dog(s)`` means "dog" and "dogs". A phrase
-is included if COCO's annotators would most likely have labelled the object with that category.
-Ambiguous words are excluded, which favours precision over recall:
+`names.json` lists the phrases that name each category. ``dog(s)`` stands for "dog" and "dogs". A
+phrase is included if COCO's annotators would most likely label the object with this category.
+Ambiguous words are excluded, so precision is higher than recall:
 
 * "orange" alone is far more often a colour than a fruit. "oranges" and "orange slice" count.
 * "glass" and "glasses" may be a window, spectacles or a drink. "wine glass" and "glass of wine"
   count.
-* "baseball", "football", "basketball" and "volleyball" are more often the game than the ball.
-* "plant", "bag", "screen", "desk", "van", "computer", "scooter" and "chicken" match two
-  categories of COCO, or no category.
+* "baseball", "football", "basketball" and "volleyball" usually mean the game, not the ball.
+* Some words match two categories or none: "plant", "bag", "screen" and "desk", and also "van",
+  "computer", "scooter" and "chicken".
 * "meter" may be a length, and "light" may be a lamp.
-* "couple", "group", "crowd", "family" and "team" may be people or giraffes.
-* "male", "female", "passenger" and "cook" often describe a different noun, or are verbs.
+* Words for groups, such as "couple", "crowd" and "family", may mean people or giraffes.
+* "male", "female", "passenger" and "cook" often modify a different noun, or are verbs.
 * Pronouns do not count: a model need not look at a person to generate "he".
 
 "bike" is a bicycle unless "motor" or "dirt" precedes it. If a word is part of a longer phrase ("hot
-dog", "bus stop", "baby zebra", "skis down"), the longer phrase wins. It names a different category,
-or no category if it is listed in ``others``.
+dog", "bus stop", "baby zebra", "skis down"), the longer phrase counts instead. The longer phrase
+names a different category, or no category if it is in the list ``others``.
 
-The lists ``animals`` to ``ways`` are building blocks of phrases. They make sure that "a baby
-elephant" is not a person. "a stuffed dog", "a toy car" and "a dog house" belong to no category. In
-"a man skis down a hill", a preposition shows that "skis" is a verb.
+The lists ``animals`` to ``ways`` in `names.json` are building blocks of phrases. With these lists,
+"a baby elephant" is not a person, and "a stuffed dog", "a toy car" and "a dog house" have no
+category. In "a man skis down a hill", the preposition shows that "skis" is a verb.
 
 Source: the category names are COCO's (Lin et al. 2014, arXiv:1405.0312). The phrases were collected
 for this package from captions, before any model was measured with them.
 
-CHAIR measures how many of the objects that captions mention are not in the photo. Lower is better:
+CHAIR measures how often captions mention objects that are not in the photo. Lower is better:
 
     CHAIR_i = mentions of objects that are not in the photo / all mentions of objects
     CHAIR_s = captions that mention an object that is not in the photo / all captions
 
-An object is in the photo if it is annotated there (also as a crowd), or if a reference caption
-names it.
+An object counts as in the photo if the photo has an annotation of it (even as a crowd), or if a
+reference caption names it.
 
 Source: Rohrbach et al. 2018, Object Hallucination in Image Captioning (arXiv:1809.02156).
 Deviation: a different list of synonyms.
@@ -64,7 +64,7 @@ OTHERS: list[str] = _LISTS["others"]
 
 
 class Name(NamedTuple):
-    """A category that ``words[start:stop]`` of a caption name."""
+    """A category and the words in a caption that name it, ``words[start:stop]``."""
 
     category: str
     start: int
@@ -72,21 +72,21 @@ class Name(NamedTuple):
 
 
 Phrases = Mapping[tuple[str, ...], str | None]
-"""The category of each phrase, or None for phrases that only look like a name."""
+"""The category of each phrase, or None for phrases that contain a name but have no category."""
 
 
 def find_names(words: Sequence[str], table: Phrases | None = None) -> list[Name]:
-    """Find the categories that a caption names.
+    """Find the names of categories in a caption.
 
-    Names do not overlap. The search runs from left to right, and the longest phrase wins. Hyphens
-    may replace the spaces of a phrase ("hot-dog").
+    Names do not overlap. The search runs from left to right and prefers the longest phrase. Hyphens
+    may replace the spaces in a phrase ("hot-dog").
 
     Args:
-        words: Lower-case Penn Treebank tokens (`captioner.text.tokenizer`), e.g. ``Caption.words``.
+        words: Lower-case tokens from `captioner.text.tokenizer`, such as ``Caption.words``.
         table: Phrases of one to three words. By default, the names of COCO's categories.
 
     Returns:
-        The names, in the order of the words.
+        The names, in the order of the caption.
     """
     table = _PHRASES if table is None else table
     names, start = [], 0
@@ -101,7 +101,7 @@ def find_names(words: Sequence[str], table: Phrases | None = None) -> list[Name]
 
 
 def phrases(entries: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Split phrases into words. "dog(s)" becomes two phrases, "dog" and "dogs"."""
+    """Yield the words of each phrase. "dog(s)" stands for two phrases, "dog" and "dogs"."""
     for entry in entries:
         stem, _, ending = entry.rstrip(")").partition("(")
         yield tuple(stem.split())
@@ -110,7 +110,7 @@ def phrases(entries: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _table() -> dict[tuple[str, ...], str | None]:
-    """Build the table of all phrases and their categories; see ``Phrases``."""
+    """Build the table of COCO's phrases and their categories; see ``Phrases``."""
     table: dict[tuple[str, ...], str | None] = {}
     table.update(dict.fromkeys(product(_LISTS["verbs"], _LISTS["ways"])))
     for category in _LISTS["animals"] + _LISTS["vehicles"]:
@@ -134,47 +134,47 @@ _LONGEST = max(len(phrase) for phrase in _PHRASES)
 # --- CHAIR ---------------------------------------------------------------------------------------
 
 BINS = 5
-"""Number of equal bins of the confidence, from 0 to 1."""
+"""Number of bins of equal width that divide the confidence, 0 to 1."""
 
 
 def read_objects(path: str | Path) -> dict[int, set[str]]:
-    """Read which COCO categories are in which photos, from a JSON file.
+    """Read which COCO categories each photo contains, from a JSON file.
 
-    The file contains ``classes``, the names of the categories, and ``photos``, the indices of each
-    photo's categories. Photos are listed by image id, ``{"9": [0, 2]}``, or by file name with the
-    image id before the indices, ``{"a.jpg": [9, [0, 2]]}``.
+    In the file, ``classes`` lists the names of categories, and ``photos`` maps each photo to
+    indices in this list. The key of a photo is its image id (``{"9": [0, 2]}``) or its file name.
+    With a file name, the image id precedes the indices (``{"a.jpg": [9, [0, 2]]}``).
 
     Returns:
-        The categories in each photo of the file, by image id.
+        The categories in each photo, by image id.
 
     Raises:
-        DataError: The file is missing or not of this form, or a class is not one of COCO's.
+        DataError: The file is missing or has a different form, or a class is not a COCO category.
     """
     data = read_json(Path(path))
     classes, photos = data.get("classes"), data.get("photos")
     if not isinstance(classes, list) or not isinstance(photos, dict) or not photos:
         raise DataError(
-            f"{path} lacks 'classes' or 'photos'; use an objects file (docs/evaluation.md)"
+            f"{path} lacks 'classes' or 'photos'; use an objects file (see docs/evaluation.md)"
         )
     if unknown := [name for name in classes if name not in [*CATEGORIES]]:
         raise DataError(
-            f"{path}: the class {unknown[0]!r:.60} is not one of COCO's 80 categories; use the "
-            "names of COCO"
+            f"{path}: the class {unknown[0]!r:.60} is not one of COCO's 80 categories; use "
+            "COCO's names"
         )
     found: dict[int, set[str]] = {}
     for key, entry in photos.items():
         try:
             image_id, indices = entry if entry and isinstance(entry[-1], list) else (key, entry)
             if any(type(index) is not int or index < 0 for index in indices):
-                raise ValueError(f"{indices!r:.60} are not indices")
+                raise ValueError(f"{indices!r:.60} is not a list of numbers from 0")
             if type(image_id) not in (int, str):
                 raise TypeError(f"{image_id!r:.60} is not an image id")
             there = {classes[index] for index in indices}
             found.setdefault(int(image_id), set()).update(there)
         except (ValueError, TypeError, LookupError) as error:
             raise DataError(
-                f"{path}: photo {key!r:.60} has invalid objects ({error}); list the indices of its "
-                "classes (docs/evaluation.md)"
+                f"{path}: photo {key!r:.60} has invalid objects ({error}); list indices of "
+                "'classes' (see docs/evaluation.md)"
             ) from error
     return found
 
@@ -182,7 +182,15 @@ def read_objects(path: str | Path) -> dict[int, set[str]]:
 def photo_objects(
     references: Mapping[int, Sequence[str]], annotated: Mapping[int, Collection[str]]
 ) -> dict[int, set[str]]:
-    """Return the categories in each photo: annotated, or named by a reference caption."""
+    """Return the categories that are annotated in each photo or named in its references.
+
+    Args:
+        references: Reference captions by image id.
+        annotated: Annotated categories by image id. Photos may be missing.
+
+    Returns:
+        The categories in each photo of ``references``, by image id.
+    """
     return {
         image_id: {
             *annotated.get(image_id, ()),
@@ -195,11 +203,15 @@ def photo_objects(
 def count_mentions(
     captions: Sequence[Sequence[str]], objects: Sequence[Collection[str]]
 ) -> NDArray[np.float64]:
-    """Count mentions of objects that are not in the photo, and all mentions, per caption: (N, 2).
+    """Count how often each caption mentions objects.
 
     Args:
         captions: Tokens of each caption.
         objects: Categories in the photo of each caption.
+
+    Returns:
+        For each caption, the number of mentioned objects that are not in the photo, and the number
+        of all mentioned objects, (N, 2).
     """
     counts = np.zeros((len(captions), 2))
     for row, words, there in zip(counts, captions, objects, strict=True):
@@ -211,11 +223,14 @@ def count_mentions(
 def by_confidence(
     counts: NDArray[np.float64], confidences: Sequence[float]
 ) -> list[dict[str, Any]]:
-    """Compute CHAIR for each bin of confidence, without bins that contain no captions.
+    """Compute CHAIR for captions of low to high confidence.
 
     Args:
         counts: Mentions in each caption, (N, 2), from `count_mentions`.
         confidences: Confidence of each caption, 0 to 1, (N,).
+
+    Returns:
+        The results of each bin of confidence that contains captions.
     """
     bins = np.minimum((np.array(confidences) * BINS).astype(int), BINS - 1)
     return [

@@ -22,19 +22,19 @@ from captioner.schema import (
 )
 
 OnError = Callable[[CaptionerError], None]
-"""Handler of the error of a photo or of a metric's program.
+"""Function that handles the error of a photo or of a metric's program.
 
-It may raise the error. Otherwise, the evaluation continues without the photo or metric.
+If the function does not raise the error, the evaluation continues without the photo or metric.
 """
 
 _Report = Annotated[str, Shown("FILE", ("-o", "--output"))]
 
 _SCORING = "scoring"
-"""Mark for options that only affect the scoring of captions against references."""
+"""Mark of the options that only affect the scoring of captions against references."""
 
 
 def raise_error(error: CaptionerError) -> None:
-    """Raise the error, which ends the evaluation."""
+    """Raise the error and so end the evaluation."""
     raise error
 
 
@@ -44,52 +44,56 @@ class EvaluateOptions(ModelOptions):
 
     The captions come from a model (--images) or from a file (--results). The command can also
     measure how much of the attention is on the objects that captions name (--instances) or in the
-    boxes of phrases (--phrases). With --faithfulness, it measures instead whether explanations find
-    the regions that words depend on.
+    boxes of phrases (--phrases). With --faithfulness, the command does not score captions: it
+    measures whether explanations find the regions that words depend on.
     """
 
     annotations: File | None = None
     """Score captions against the reference captions in this COCO captions file."""
     images: Folder | None = None
-    """Let the model caption the photos in this folder."""
+    """Caption the photos in this folder with the model, and evaluate the captions."""
     results: File | None = None
-    """Score the captions in this COCO results file, from any system: [{image_id, caption}]."""
+    """Score the captions in this COCO results file. They may come from any system. Format:
+    [{"image_id": number, "caption": text}, ...]."""
     compare: Annotated[File | None, _SCORING] = None
-    """Test whether the scores differ significantly from the scores of a second system. FILE is its
-    results file, or its report."""
+    """Test whether the scores differ significantly from the scores of a second system. FILE is a
+    COCO results file or a report with the captions of the second system."""
     instances: File | None = None
-    """Use this COCO instances file. With --images: measure attention on its object masks. With
-    --annotations: count hallucinated objects (CHAIR)."""
+    """Use the object masks in this COCO instances file. With --images, measure the attention on
+    these masks. With --annotations, count hallucinated objects (CHAIR)."""
     objects: Annotated[File | None, _SCORING] = None
     """Count hallucinated objects (CHAIR). FILE lists the objects in each photo as JSON: {"classes":
-    [names], "photos": {"image id": [indices of classes]}}. For photos that are not in the file,
-    only the references decide."""
+    [names], "photos": {"image id": [indices of classes]}}. In a photo that is not in the file, only
+    the objects that its references name count as present."""
     chair: Annotated[bool, _SCORING] = False
-    """Count hallucinated objects (CHAIR) without a list of objects: only the references decide."""
+    """Count hallucinated objects (CHAIR) without a list of objects. Only the objects that the
+    references of a photo name count as present."""
     phrases: File | None = None
-    """Measure attention in the boxes of the phrases in this JSON file, made from Flickr30k
-    Entities. Needs --images. The model explains the captions in the file, in the style of --style.
-    With --annotations or --instances, only photos in these files are measured."""
+    """Measure the attention of phrases in their boxes. FILE is a JSON file made from Flickr30k
+    Entities. The model explains the captions in FILE, in the style of --style. Needs --images. With
+    --annotations or --instances, only photos in these files are measured."""
     meteor: Annotated[bool, _SCORING] = False
     """Add the metric METEOR. Needs Java."""
     spice: Annotated[bool, _SCORING] = False
-    """Add the metric SPICE. Needs Java 8 or 11, and downloads CoreNLP (several hundred MB) once."""
+    """Add the metric SPICE. Needs Java 8 or 11. The first run downloads CoreNLP (several hundred
+    MB)."""
     frequencies: Annotated[str, Shown("FILE|FOLDER"), _SCORING] | None = None
-    """Add the metric CIDEr-D with these document frequencies: a file from captioner prepare
-    frequencies, a COCO captions file, or a model folder. Default: the frequencies stored
-    with the model that captions the photos, if it has them."""
+    """Add the metric CIDEr-D with the document frequencies from this file or folder. Pass a file
+    written by captioner prepare frequencies, a COCO captions file or a model folder (default: the
+    frequencies stored with the model that captions the photos, if any)."""
     train_annotations: Annotated[list[File], _SCORING] = field(default_factory=list)
-    """Report how many captions do not occur in this COCO captions file, which the system was
-    trained on. Repeat the option for several files."""
+    """Report how many captions do not occur in this COCO captions file. Pass the file that the
+    system was trained on. Repeat the option for several files."""
     output: _Report | None = None
     """Write a JSON report to FILE, with the caption and the scores of every image."""
     force: bool = False
     """Overwrite an existing report."""
     faithfulness: bool = False
     """Measure whether attention, gradient x input, Grad-CAM and occlusion find the regions that
-    each content word depends on. Regions are deleted and inserted in the order of each method, and
-    the change of the word's log-probability is measured. Needs --images. With --annotations, the
-    words come from the first reference caption instead of the model's caption."""
+    each content word depends on. Regions are deleted and inserted in the order that a method ranks
+    them, and the change in the word's log-probability is measured. Needs --images. With
+    --annotations, each photo's first reference caption is measured instead of the model's
+    caption."""
 
     @property
     def java(self) -> list[str]:
@@ -99,23 +103,27 @@ class EvaluateOptions(ModelOptions):
     def check(self, search: Mapping[str, Any]) -> None:
         """Check that the options and the changed search options fit together.
 
+        Args:
+            search: Search options that differ from the model's own.
+
         Raises:
             ConfigError: Two options contradict each other, or an option or a program is missing.
         """
         if (self.images is None) == (self.results is None):
             problem = "missing" if self.images is None else "set"
             raise ConfigError(
-                f"images and results are both {problem}; set either images (a folder of photos) or "
-                "results (a file of captions)"
+                f"images and results are both {problem}; set either images to a folder of photos, "
+                "or results to a file of captions"
             )
         if not (self.faithfulness or self.annotations or self.instances or self.phrases):
             raise ConfigError(
-                "nothing to measure is set; add annotations (to score captions), instances or "
-                "phrases (to measure attention), or faithfulness"
+                "nothing to measure is set; add annotations to score captions, instances or "
+                "phrases to measure attention, or faithfulness"
             )
         if (wanted := search.get("num_captions", 1)) != 1:
             raise ConfigError(
-                f"num_captions is {wanted}, but one caption per photo is scored; leave it out"
+                f"num_captions is {wanted}, but the evaluation scores one caption per photo; leave "
+                "out num_captions"
             )
         given = {*changed(self), *search}
         scoring = marked(EvaluateOptions, _SCORING)
@@ -129,24 +137,24 @@ class EvaluateOptions(ModelOptions):
             (self.results, "results contains the captions, so no model runs", of_model),
             (
                 self.faithfulness,
-                "faithfulness is measured without scores",
+                "faithfulness is measured instead of scores and attention",
                 {"instances", "phrases", *scoring},
             ),
             (
                 self.faithfulness and self.annotations,
-                "the captions come from annotations",
+                "the captions to explain come from annotations",
                 search.keys() - {"style"},
             ),
             (
                 self.phrases and not (self.annotations or self.instances),
-                "the captions come from phrases",
+                "the captions to explain come from phrases",
                 search.keys() - {"style"},
             ),
         ):
             if applies and (unused := sorted(given & others)):
                 raise ConfigError(f"{why}; leave out {unused[0]}")
         if self.annotations is None and (scored := sorted(given & {*scoring, "results"})):
-            raise ConfigError(f"{scored[0]} needs references; add annotations")
+            raise ConfigError(f"{scored[0]} needs reference captions; add annotations")
         for metric in self.java:  # before photos are captioned
             if reason := unavailable(metric):
                 raise ConfigError(f"{reason}, or leave out {metric.lower()}")
@@ -156,64 +164,67 @@ class EvaluateOptions(ModelOptions):
 class CalibrateOptions(DeviceOptions):
     """Calibrate a model on photos that people described.
 
-    Calibration fits two probabilities: the truth of a word (the word is true of the photo) and the
-    confidence of a caption (nothing in it is false). The model must not have been trained on the
-    photos. Words are compared with reference captions. Captions are compared with reference
-    captions too, or better, with people's judgements (--judged). The result is stored in the model
-    folder. The report shows cross-validated calibration errors, and how well the probabilities
-    separate right captions from wrong captions and true words from false words.
+    Calibration fits two probabilities. The truth of a word is the probability that the word is true
+    of the photo. The confidence of a caption is the probability that nothing in the caption is
+    false. The model must not have been trained on the photos. Words and captions are compared with
+    reference captions. For captions, people's judgements (--judged) are better. The calibration is
+    stored in the model folder. The report shows cross-validated calibration errors, and how well
+    the probabilities separate right from wrong captions and true from false words.
     """
 
     model: ModelName | None = None
     """Calibrate the model in this model folder or run folder."""
     annotations: list[File] = field(default_factory=list)
-    """Fit to the photos in this COCO captions file. The model must not have been trained on them,
-    and each needs several captions. Repeat the option for several files."""
+    """Fit to the photos in this COCO captions file. Each photo needs several captions, and the
+    model must not have been trained on the photos. Repeat the option for several files."""
     images: list[Folder] = field(default_factory=list)
-    """Find the photos in this folder. Repeat the option for several folders, searched in order."""
+    """Find the photos in this folder. Repeat the option for several folders. They are searched in
+    this order."""
     objects: File | None = None
-    """Count the names of these annotated objects as true words too. FILE lists the objects in each
-    photo as JSON: {"classes": [names], "photos": {"image id": [indices of classes]}}."""
+    """Count words that name an annotated object as true, even if no reference contains them. FILE
+    lists the objects in each photo as JSON: {"classes": [names], "photos": {"image id": [indices of
+    classes]}}."""
     styles: list[Annotated[str, Shown("NAME")]] = field(default_factory=list)
-    """Caption the photos of each --annotations file in this style: one style per file, in the same
-    order (default: the model's default style)."""
+    """Caption the photos of one --annotations file in this style. Pass one style per file, in the
+    order of the files (default: the model's default style)."""
     other_images: Folder | None = None
-    """Learn from this folder which images are not photos. It contains a subfolder for each kind,
-    such as pages, charts or icons. The confidence of such images falls to 0. They are compared with
-    up to 4,000 photos in --images, with or without captions. The report shows how well each kind is
-    told from photos after fitting to the other kinds only."""
+    """Learn from this folder which images are not photos. It must contain a subfolder for each kind
+    of image, such as pages, charts or icons. The confidence of captions of such images falls to 0.
+    The images are compared with up to 4,000 photos in --images, with or without captions. The
+    report shows, for each kind, how well a fit to the other kinds separates it from photos."""
     judged: list[File] = field(default_factory=list)
     """Fit the confidence to people's judgements instead of reference captions. FILE is a CSV file
-    with the columns image, style, caption and grade (right, partly or wrong). A caption is right if
-    all of its grades are right. The truth of words still comes from --annotations. Repeat the
-    option for several files."""
+    with the columns image, style, caption and grade (right, partly or wrong). A caption counts as
+    right if all of its grades are right. The truth of words is still fitted to --annotations.
+    Repeat the option for several files."""
     threshold: Annotated[float, Interval(gt=0, lt=10)] = 0.5
-    """Count a caption as right from this CIDEr-D upwards (default: 0.5, which is 50 points)."""
+    """Count a caption as right if its CIDEr-D is at least this value (default: 0.5, equal to 50
+    points)."""
     check: bool = False
-    """Only measure the existing confidence of the model, without fitting. --model is then optional
+    """Measure the model's existing calibration without fitting a new one. --model is then optional
     (default: the shipped model)."""
     diagram: File | None = None
-    """Draw the calibration as a figure in FILE (.png, .svg or .pdf)."""
+    """Draw reliability diagrams of the calibration, and save them in FILE (.png, .svg or .pdf)."""
     output: _Report | None = None
     """Write a JSON report to FILE."""
     force: bool = False
-    """Replace an existing calibration of the model, and existing files."""
+    """Replace the model's existing calibration, and overwrite existing output files."""
 
     def check_files(self) -> None:
-        """Check that the files are named, with one style for each captions file.
+        """Check that all needed files are set, and that each captions file has a style.
 
         Raises:
-            ConfigError: A file is missing, or the number of styles and captions files differs.
+            ConfigError: A file is missing, or the numbers of styles and captions files differ.
         """
         if not (self.annotations or self.judged):
-            raise ConfigError("annotations is missing; add a file with reference captions")
+            raise ConfigError("annotations is missing; set annotations to a COCO captions file")
         if not self.images:
-            raise ConfigError("images is missing; add the folder with the photos")
+            raise ConfigError("images is missing; set images to the folder with the photos")
         if self.objects and not self.annotations:
-            raise ConfigError("objects needs annotations; add annotations")
+            raise ConfigError("objects needs reference captions; add annotations")
         styles, files = len(self.styles), len(self.annotations)
         if styles not in (0, files):
             raise ConfigError(
-                f"styles has {styles} names for {files} files; set one style for each file in "
-                "annotations"
+                f"styles lists {styles} names, but annotations lists {files} files; set one style "
+                "for each file"
             )

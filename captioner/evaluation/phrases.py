@@ -1,24 +1,25 @@
-"""Attention on phrases: how much of the attention is in the boxes of the phrases of human captions.
+"""Attention on phrases: how much of the attention is in the boxes that people drew for a phrase.
 
     words      A black dog   runs in   the snow
     phrases    [0, 3, "1"]             [5, 7, "2"]
     boxes      of "1"                  of "2"           left, top, right, bottom in pixels
-    measured   black dog               snow             the mean map of the content words
+    measured   black dog               snow             mean attention map of the content words
 
-The model explains the captions in a file instead of its own captions. Phrases without content words
-(`captioner.text.content`) are not measured, and neither are captions with words that are not in the
-model's vocabulary. `captioner.evaluation.grounding` defines the measures and the baselines. Here,
-the union of a phrase's boxes replaces the mask.
+The captions were written by people and come from a file. The model explains these captions instead
+of its own. Two things are not measured: phrases without content words (`captioner.text.content`),
+and captions with words outside the model's vocabulary. `captioner.evaluation.grounding` defines the
+measures and the baselines. For a phrase, the union of its boxes replaces the object mask.
 
-The file can be made from Flickr30k Entities (Plummer et al. 2015, arXiv:1505.04870). It maps the
-file name of each photo to an object:
+The file can be made from Flickr30k Entities (Plummer et al. 2015, arXiv:1505.04870). It is a JSON
+object that maps each photo's file name to an entry like this:
 
     {"width": 500, "height": 399, "boxes": {"1": [[216, 193, 419, 334]]},
      "captions": [{"words": "A black dog runs in the snow", "phrases": [[0, 3, "1"]]}]}
 
-Boxes are in pixels of the stated width and height. The photos themselves may have a different size
-or be squashed, because only fractions of width and height count. Words are separated by spaces. A
-phrase consists of the index of its first word, the index after its last word, and its key.
+Boxes are in pixels of the stated width and height: left, top, right and bottom. The photo itself
+may have a different size or aspect ratio, because only fractions of width and height count. Words
+are separated by spaces. A phrase consists of three values: the index of its first word, the index
+after its last word, and the key of its boxes.
 """
 
 from __future__ import annotations
@@ -45,23 +46,23 @@ from captioner.inference.engine import Prepared
 from captioner.text.content import content_stems
 
 Phrase = tuple[int, int, str]
-"""The index of the first word, the index after the last word, and the key of the boxes."""
+"""A phrase: index of its first word, index after its last word, and key of its boxes."""
 
 
 @dataclass(frozen=True)
 class PhrasedPhoto:
-    """A photo with captions in which phrases are marked."""
+    """A photo with its captions, their phrases, and the boxes of the phrases."""
 
     width: int
     height: int
     boxes: Mapping[str, Sequence[Sequence[int]]]
-    """Left, top, right and bottom of each box, by key of the phrase."""
+    """The boxes of each phrase by key: left, top, right and bottom in pixels."""
     captions: Sequence[tuple[Sequence[str], Sequence[Phrase]]]
-    """The words and the phrases of each caption."""
+    """The words and the phrases in each caption."""
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PhrasedPhoto:
-        """Create the photo from its entry in the file, and check the entry.
+        """Check a photo's entry in the file, and return the photo.
 
         Raises:
             ValueError, TypeError, LookupError, AttributeError: The entry is invalid.
@@ -71,18 +72,20 @@ class PhrasedPhoto:
             for left, top, right, bottom in of_phrase:
                 whole = all(type(side) is int for side in (left, top, right, bottom))
                 if not (whole and 0 <= left < right <= width and 0 <= top < bottom <= height):
-                    raise ValueError(f"a box of phrase {key} is not inside the photo")
+                    raise ValueError(f"a box of phrase {key!r} is not inside the photo")
         captions = [(one["words"].split(), one["phrases"]) for one in data["captions"]]
         for words, phrases in captions:
             for start, stop, _ in phrases:
                 if not 0 <= start < stop <= len(words):
-                    raise ValueError(f"a phrase has no words from {start} to {stop}")
+                    raise ValueError(f"a phrase covers words {start} to {stop} of {len(words)}")
         return cls(width, height, boxes, captions)
 
     def labels(self, key: str) -> Array | None:
-        """Return labels of the pixels, (H, W), or None if the phrase has no boxes.
+        """Label the pixels that are inside a phrase's boxes.
 
-        Labels are 1 inside the boxes of the phrase and 0 elsewhere.
+        Returns:
+            Labels of the pixels, (H, W), 1 inside the boxes and 0 elsewhere, or None if the phrase
+            has no boxes.
         """
         if not self.boxes.get(key):
             return None
@@ -93,10 +96,10 @@ class PhrasedPhoto:
 
 
 def read_phrases(path: str | Path) -> dict[str, PhrasedPhoto]:
-    """Read the photos in a file of phrases, by file name.
+    """Read a phrases file, and return its photos by file name.
 
     Raises:
-        DataError: The file is missing, or does not have this form.
+        DataError: The file is missing, or an entry is invalid.
     """
     found = {}
     for name, photo in read_json(Path(path)).items():
@@ -104,8 +107,8 @@ def read_phrases(path: str | Path) -> dict[str, PhrasedPhoto]:
             found[name] = PhrasedPhoto.from_dict(photo)
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise DataError(
-                f"{path}: photo {name!r:.60} is invalid ({error!r:.100}); use a file of phrases "
-                "(docs/evaluation.md)"
+                f"{path}: the entry of photo {name!r:.60} is invalid ({error!r:.100}); use a "
+                "phrases file (see docs/evaluation.md)"
             ) from error
     return found
 
@@ -119,21 +122,25 @@ def measure_phrases(
     on_error: OnError = raise_error,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Explain the captions of photos, and measure the attention on their phrases.
+    """Explain the captions of photos, and measure the attention of their phrases.
 
     Args:
-        model: The model.
+        model: The model that explains the captions.
         photos: Photos by path.
-        style: Caption style in which the model explains the captions.
+        style: Style in which the model explains the captions.
         batch_size: Number of photos in a batch.
-        on_error: Called with the error of a photo that cannot be read.
+        on_error: Called with the error of each photo that cannot be read and is left out.
         progress: Show a progress bar.
 
     Returns:
-        The result of `Grounding.summary` for ``phrases``. The reasons for phrases that are not
-        measured are ``absent`` (without boxes), ``empty`` (without content words) and ``unseen``
-        (outside the crop that the model sees). ``captions`` is the number of explained captions,
-        ``captions_with_unknown_words`` the number of captions that were left out.
+        The result of `Grounding.summary` for ``phrases``, with two more counts. ``captions`` counts
+        the explained captions, and ``captions_with_unknown_words`` the captions that were left out.
+
+        A phrase is not measured for one of these reasons:
+
+        * ``absent``: the phrase has no boxes.
+        * ``empty``: the phrase contains no content words.
+        * ``unseen``: the boxes are outside the part of the photo that the model sees.
     """
     found, counts = Grounding(), {"captions": 0, "captions_with_unknown_words": 0}
 
@@ -158,10 +165,11 @@ def measure_phrases(
 def _explain(
     model: Captioner, prepared: Prepared, photo: PhrasedPhoto, style: str
 ) -> list[tuple[Caption, list[tuple[str, list[int]]]]]:
-    """Explain the captions of a photo that consist of words in the vocabulary.
+    """Explain a photo's captions, except for captions with words outside the vocabulary.
 
     Returns:
-        Each caption with its phrases: their keys, and the positions of their content words.
+        Each explained caption with its phrases. A phrase consists of its key and the positions of
+        its content words.
     """
     vocabulary = model.stored.vocabulary
     texts, phrases = [], []
@@ -180,7 +188,10 @@ def _positions(
 ) -> Iterator[tuple[str, list[int]]]:
     """Yield the key of each phrase and the positions of its content words among all tokens.
 
-    ``tokens`` are the tokens of each word. Punctuation has 0 tokens, and "dog's" has two.
+    Args:
+        words: Words of the caption.
+        tokens: Tokens of each word. Punctuation has no tokens, and "dog's" has two.
+        phrases: Phrases in the caption.
     """
     ends = [0, *accumulate(map(len, tokens))]
     content = [bool(content_stems(word)) for word in words]
@@ -194,7 +205,13 @@ def _mark(
     photo: PhrasedPhoto,
     explained: Sequence[tuple[Caption, Sequence[tuple[str, Sequence[int]]]]],
 ) -> Iterator[tuple[Caption, list[Marked]]]:
-    """Yield the captions from ``_explain`` for one photo, with their phrases marked."""
+    """Yield each explained caption of a photo with its phrases and their targets.
+
+    Args:
+        name: File name of the photo.
+        photo: The photo's entry in the phrases file.
+        explained: The result of `_explain` for the photo.
+    """
 
     @cache
     def target(key: str) -> Target | str:

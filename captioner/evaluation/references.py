@@ -2,14 +2,14 @@
 
     CIDEr-D = 10 / (4 R) sum_r exp(-(l - l_r)^2 / (2 sigma^2)) sum_n min(g, g_r) . g_r / |g| |g_r|
 
-R is the number of references of the photo. g is a vector over n-grams, n = 1 to 4, of the count
-times ln(documents / document frequency). l is the length in bigrams, and sigma = 6. Despite its
-name, pycocoevalcap's ``Cider`` computes this CIDEr-D: it clips counts, and penalizes a difference
-in length with a Gaussian.
+R is the number of references of the photo, and n is 1 to 4. The vector g contains the count of each
+n-gram in the caption times ln(documents / document frequency). g_r is the vector of reference r. The
+lengths l and l_r are counted in bigrams, and sigma = 6. Despite its name, pycocoevalcap's ``Cider``
+computes this CIDEr-D: it clips counts and penalizes a difference in length with a Gaussian.
 
 Source: Vedantam et al. 2015 (arXiv:1411.5726).
-Deviation: as in pycocoevalcap, the length is counted in bigrams instead of words. This changes only
-the results for empty captions.
+Deviation: as in pycocoevalcap, the length is counted in bigrams instead of words. Only the results
+for empty captions change.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ from captioner.inference.names import FREQUENCIES
 from captioner.text.tokenizer import caption_tokens
 
 ORDERS = 4
-"""Maximum length of an n-gram, in words."""
+"""Maximum length of an n-gram in words."""
 
 SIGMA = 6.0
 """Width of the Gaussian that penalizes a difference in length."""
 
 GZIP = b"\x1f\x8b"
-"""First bytes of a file of document frequencies. A captions file starts with different bytes."""
+"""First bytes of a document frequencies file. A captions file starts with different bytes."""
 
 FORMAT_VERSION = 1
-"""Version of the format of document frequencies files."""
+"""Format version of document frequencies files."""
 
 # Smoothing of BLEU in pycocoevalcap.
 _SMALL, _TINY = 1e-9, 1e-15
 
 Ngrams = Sequence[Counter[str]]
-"""Counts of a caption's n-grams, written as words with spaces: one counter per length, 1 to 4."""
+"""The n-grams of a caption: one counter per length, 1 to 4. Keys are words separated by spaces."""
 
 
 def split(tokens: Iterable[str]) -> list[str]:
-    """Split tokens that contain a space, such as ``1 1/2``, into words, as pycocoevalcap does."""
+    """Split tokens such as ``1 1/2``, which contain a space, into words, as pycocoevalcap does."""
     return " ".join(tokens).split()
 
 
 def ngrams(words: Sequence[str]) -> Ngrams:
-    """Count the n-grams of a caption."""
+    """Count the n-grams in the words of a caption."""
     return [Counter(_of_size(words, size)) for size in range(1, ORDERS + 1)]
 
 
@@ -69,25 +69,24 @@ def _of_size(words: Sequence[str], size: int) -> Iterable[str]:
 class DocumentFrequencies:
     """The number of images with each n-gram in their references.
 
-    CIDEr uses these numbers to give rare phrases more weight. If they are counted on the scored
-    images, scores depend on which images are scored together, and CIDEr of a single image is always
-    0. If they are counted once and stored in a file, scores are comparable between one image, a
-    subset and training.
+    CIDEr uses document frequencies to weight rare phrases more. If they are counted on the scored
+    images, a score depends on the other images, and CIDEr of a single image is always 0. If they
+    are counted once and stored in a file, scores of different sets of images are comparable.
     """
 
     documents: int
-    """Number of all counted images."""
+    """Number of images."""
     counts: Mapping[str, int]
-    """Number of images with each n-gram, if 2 or more. Leaving out n-grams of a single image saves
-    most of the space. It does not change scores, because the formula uses max(1, count)."""
+    """Number of images with each n-gram. N-grams of a single image are left out to save most of the
+    space. Scores stay the same, because a missing n-gram counts as 1."""
 
     def weighted(self, grams: Mapping[str, int]) -> dict[str, float]:
-        """Return the count of each n-gram times ln(documents / document frequency)."""
+        """Multiply the count of each n-gram by ln(documents / document frequency)."""
         documents, known = self.documents, self.counts
         return {gram: n * math.log(documents / known.get(gram, 1)) for gram, n in grams.items()}
 
     def to_bytes(self) -> bytes:
-        """Return the content of a ``.json.gz`` file. Equal frequencies have equal bytes."""
+        """Return the content of a ``.json.gz`` file. Equal frequencies yield equal bytes."""
         grams = sorted(self.counts, key=lambda gram: gram.split(" "))
         content = {
             "format_version": FORMAT_VERSION,
@@ -113,10 +112,14 @@ class DocumentFrequencies:
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str = FREQUENCIES) -> DocumentFrequencies:
-        """Read the content of a document frequencies file, called ``path`` in error messages.
+        """Read document frequencies from the content of a file.
+
+        Args:
+            data: The content of the file.
+            path: Name of the file in error messages.
 
         Raises:
-            DataError: See `load`.
+            DataError: The data is damaged, or its kind or version is not supported.
         """
         try:
             content = json.loads(gzip.decompress(data).decode("utf-8", "surrogatepass"))
@@ -129,15 +132,17 @@ class DocumentFrequencies:
         except (EOFError, zlib.error, OSError, ValueError, LookupError, TypeError, AttributeError,
                 RecursionError) as error:  # fmt: skip
             raise DataError(
-                f"{path} is damaged, or no document frequencies file that this release reads; "
-                "count the frequencies again"
+                f"{path} is damaged or is not a document frequencies file of this version; create "
+                "the file again with captioner prepare frequencies"
             ) from error
 
 
 def count_frequencies(references: Mapping[int, Sequence[str]]) -> DocumentFrequencies:
-    """Count in how many images each n-gram occurs, given captions by image id.
+    """Count in how many images each n-gram of the reference captions occurs.
 
-    Images without captions are ignored.
+    Args:
+        references: Reference captions by image id, not tokenized. Images without captions are
+            ignored.
 
     Raises:
         DataError: No image has a caption.
@@ -148,15 +153,18 @@ def count_frequencies(references: Mapping[int, Sequence[str]]) -> DocumentFreque
 
 
 def count_documents(references: Collection[Iterable[Sequence[str]]]) -> DocumentFrequencies:
-    """Count in how many images each n-gram occurs, given the words of their references.
+    """Count in how many images each n-gram of the references occurs.
+
+    Args:
+        references: The references of each image, each as a list of words.
 
     Raises:
         DataError: There are no images.
     """
     if not references:
-        raise DataError("no image has a reference caption to count; use annotations with captions")
+        raise DataError("the annotations contain no captions to count; use a COCO captions file")
     often: dict[str, int] = {}
-    for size in range(1, ORDERS + 1):  # one at a time, as most n-grams are dropped
+    for size in range(1, ORDERS + 1):  # one size at a time, because most n-grams are dropped
         counts: Counter[str] = Counter()
         for texts in references:
             counts.update({gram for words in texts for gram in _of_size(words, size)})
@@ -165,7 +173,10 @@ def count_documents(references: Collection[Iterable[Sequence[str]]]) -> Document
 
 
 def words_of(references: Mapping[int, Iterable[Iterable[str]]]) -> dict[int, list[list[str]]]:
-    """Split the tokens of reference captions, by image id, into words.
+    """Split the tokens of all reference captions into words.
+
+    Args:
+        references: Tokens of the references, by image id.
 
     Raises:
         DataError: An image has no references.
@@ -173,8 +184,8 @@ def words_of(references: Mapping[int, Iterable[Iterable[str]]]) -> dict[int, lis
     words = {image_id: [*map(split, texts)] for image_id, texts in references.items()}
     if missing := [image_id for image_id, texts in words.items() if not texts]:
         raise DataError(
-            f"{len(missing)} of {len(words)} images have no reference captions (first: id "
-            f"{missing[0]}); add captions of every image"
+            f"{len(missing)} of {len(words)} images have no reference captions, such as image "
+            f"{missing[0]}; add captions for every image"
         )
     return words
 
@@ -185,7 +196,7 @@ def words_of(references: Mapping[int, Iterable[Iterable[str]]]) -> dict[int, lis
 def cider_d(
     captions: Iterable[Ngrams], references: Iterable[Ngrams], frequencies: DocumentFrequencies
 ) -> list[float]:
-    """Compute CIDEr-D, 0 to 10, of each of several captions of one image."""
+    """Compute the CIDEr-D, 0 to 10, of each of several captions of one image."""
     truth = [_weighted(one, frequencies) for one in references]
     return [
         10 * math.fsum(_similarity(one, other) for other in truth) / (ORDERS * len(truth))
@@ -194,7 +205,7 @@ def cider_d(
 
 
 _Vectors = tuple[int, list[tuple[dict[str, float], float]]]
-"""The number of bigrams of a caption, and its weighted n-grams with their norm, by length."""
+"""A caption's number of bigrams and, for each length, its weighted n-grams and their norm."""
 
 
 def _weighted(grams: Ngrams, frequencies: DocumentFrequencies) -> _Vectors:
@@ -206,7 +217,7 @@ def _weighted(grams: Ngrams, frequencies: DocumentFrequencies) -> _Vectors:
 def _similarity(one: _Vectors, other: _Vectors) -> float:
     total = 0.0
     for (mine, norm), (its, its_norm) in zip(one[1], other[1], strict=True):
-        if common := mine.keys() & its.keys():  # a set has no order, so the sum must be exact
+        if common := mine.keys() & its.keys():  # exact sum, as sets have no order
             product = math.fsum(min(mine[gram], its[gram]) * its[gram] for gram in common)
             total += product / (norm * its_norm) if product else 0
     return total * math.exp(-((one[0] - other[0]) ** 2) / (2 * SIGMA**2))
@@ -216,10 +227,16 @@ def _similarity(one: _Vectors, other: _Vectors) -> float:
 
 
 def bleu_counts(captions: Iterable[Ngrams], references: Sequence[Ngrams]) -> NDArray[np.float64]:
-    """Return the counts of K captions of one image that BLEU needs, (K, 9).
+    """Count what BLEU needs, for K captions of one image.
 
-    The counts are the correct n-grams (4) and all n-grams (4), by length, and the number of words
-    in the reference with the closest length. If two lengths are equally close, the shorter counts.
+    Args:
+        captions: N-grams of the captions.
+        references: N-grams of the image's references.
+
+    Returns:
+        The counts, (K, 9): the correct n-grams of each length (4), all n-grams of each length (4),
+        and the length of the reference that is closest to the caption in length. If two references
+        are equally close, the shorter one is used.
     """
     of_sizes = [*zip(*references, strict=True)]
     lengths = [one[0].total() for one in references]
@@ -239,9 +256,15 @@ def bleu_counts(captions: Iterable[Ngrams], references: Sequence[Ngrams]) -> NDA
 
 
 def bleu_from_counts(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Compute BLEU-1 to BLEU-4, (R, 4), from sums over captions of their `bleu_counts`, (R, 9).
+    """Compute BLEU-1 to BLEU-4 from summed counts.
 
     Source: Papineni et al. 2002, with the smoothing constants of pycocoevalcap.
+
+    Args:
+        counts: R sums of the counts from `bleu_counts`, (R, 9).
+
+    Returns:
+        The scores, (R, 4).
     """
     correct, total, closest = np.split(counts, [ORDERS, 2 * ORDERS], axis=1)
     precisions = np.cumprod((correct + _TINY) / (total + _SMALL), axis=1)

@@ -1,7 +1,7 @@
 """The evaluation report: scores with intervals, statistics, a signature and results per image.
 
-A report consists of JSON data. ``as_text`` formats it as text. ``read_captions_of`` reads the
-captions in a report or a COCO results file, so that a second system can be compared with the first.
+A report consists of JSON data, and ``as_text`` formats the data as text. To compare a second system
+with the first, ``read_captions_of`` reads captions from a report or a COCO results file.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ from captioner.text.tokenizer import caption_tokens
 from captioner.text.vocabulary import BAD_ENDINGS
 
 Report = dict[str, Any]
-"""A report: ``metrics`` (pycocoevalcap's names and scale), ``intervals`` (95%, low and high),
-``statistics``, ``signature``, ``images``, ``per_image``, and keys that the caller adds."""
+"""A report as JSON data.
+
+The keys are ``metrics`` (pycocoevalcap's names and scale), ``intervals`` (95%, low and high end),
+``statistics``, ``signature``, ``images``, ``per_image``, and keys that the caller adds.
+"""
 
 MIN_IMAGES_FOR_CIDER = 100
-"""Fewest images that provide useful document frequencies for CIDEr."""
+"""Minimum number of images for useful document frequencies in CIDEr."""
 
 
 def as_json(report: Report, indent: int = 1) -> str:
-    """Return a report as JSON text. NaN becomes null."""
+    """Format a report as JSON. NaN becomes null."""
     plain = json.loads(json.dumps(report), parse_constant=lambda _: None)
     text = json.dumps(plain, indent=indent, ensure_ascii=False) + "\n"
     # Lone surrogates, which UTF-8 cannot encode, become JSON escapes.
@@ -43,12 +46,12 @@ def as_json(report: Report, indent: int = 1) -> str:
 def build(
     captions: Mapping[int, str], evaluator: CaptionEvaluator, known: Iterable[str] | None = None
 ) -> tuple[Report, Scores]:
-    """Score captions, and build the part of the report that is about them.
+    """Score captions, and build the part of the report that describes them.
 
     Args:
         captions: Captions by image id, not tokenized.
-        evaluator: The references and settings.
-        known: Training captions, to report the share of captions that do not occur there.
+        evaluator: The evaluator with the references and settings.
+        known: Training captions, to report the share of new captions.
 
     Returns:
         The report and the scores.
@@ -67,7 +70,7 @@ def build(
             more = f"score {MIN_IMAGES_FOR_CIDER} or more images"
             hint = f"{more}, or {hint} with frequencies of as many (captioner prepare frequencies)"
         warnings.append(
-            f"CIDEr {noisy}, as its document frequencies come from the scored images; {hint}"
+            f"CIDEr {noisy}, because document frequencies come from the scored images; {hint}"
         )
     warnings += too_few(count, "images", "confidence intervals").values()
     weights = resample_weights(count)
@@ -90,25 +93,28 @@ def difference(
     evaluator: CaptionEvaluator,
     scores: Scores | None = None,
 ) -> dict[str, Any]:
-    """Compare the captions of two systems on the images that both have captioned.
+    """Compare the captions of two systems on the images that both systems have captioned.
 
     Args:
-        captions: Captions of this system, by image id.
-        others: Captions of the other system, by image id.
-        evaluator: The references and settings.
-        scores: Scores of ``captions``, if they have been computed already.
+        captions: Captions by the first system, by image id.
+        others: Captions by the second system, by image id.
+        evaluator: The evaluator with the references and settings.
+        scores: Scores of ``captions``, if they are already known.
 
     Returns:
-        ``images``, their number, and ``metrics``. Each metric has ``this`` and ``other`` (the
-        scores), ``difference`` (this minus other), ``interval`` (95%), ``p_value`` and
-        ``significant``. The last three are None if there are too few images.
+        ``images``, the number of images, and ``metrics``. Each metric has two scores, ``this`` for
+        the first system and ``other`` for the second, and their ``difference`` (``this`` minus
+        ``other``). The ``interval`` (95%), ``p_value`` and ``significant`` of the difference are
+        None if there are too few images.
 
     Raises:
         DataError: The systems have no image in common.
     """
     shared = sorted(captions.keys() & others.keys())
     if not shared:
-        raise DataError("the two systems have no image in common; compare captions of one set")
+        raise DataError(
+            "the two systems have captioned different images; use results for the same images"
+        )
     if scores is None or len(shared) < len(captions):
         scores = evaluator.score({i: captions[i] for i in shared})
     other_scores = evaluator.score({i: others[i] for i in shared})
@@ -129,13 +135,13 @@ def difference(
 
 
 def read_captions_of(path: str | Path, content: Any = None) -> dict[int, str]:
-    """Read the captions in a COCO results file or a report, by image id.
+    """Read captions by image id from a COCO results file or a report.
 
     The file may start with a byte order mark.
 
     Args:
-        path: The file, or only its name for messages if ``content`` is passed.
-        content: The content of such a file, or captions by image id, to use instead of the file.
+        path: The file, or a name for error messages if ``content`` is passed.
+        content: The content of such a file, or captions by image id, to use instead of a file.
 
     Raises:
         DataError: The file is missing, is neither a results file nor a report, or has several
@@ -153,12 +159,12 @@ def read_captions_of(path: str | Path, content: Any = None) -> dict[int, str]:
         for image_id, caption in found:
             number = whole_number(image_id)
             if number in captions:
-                raise ValueError(f"more than one caption of image {number}")
+                raise ValueError(f"image {number} has more than one caption")
             captions[number] = caption_text(caption)
     except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise DataError(
-            f"{path} is not a COCO results file ({error}); use a COCO results file with one "
-            "caption per image (captioner caption --annotations ... --format coco)"
+            f"{path} is not a COCO results file with one caption per image ({error}); create one "
+            "with: captioner caption --annotations FILE --format coco"
         ) from error
     return captions
 
@@ -169,12 +175,17 @@ def read_captions_of(path: str | Path, content: Any = None) -> dict[int, str]:
 def describe(
     captions: Mapping[int, str], known: Iterable[str] | None = None
 ) -> dict[str, float | None]:
-    """Compute statistics of captions by image id, not tokenized.
+    """Compute statistics of generated captions.
+
+    Args:
+        captions: Captions by image id, not tokenized.
+        known: Training captions.
 
     Returns:
-        The values of `describe_texts`, and ``images``, the number of images. ``distinct`` is the
-        share of captions that no other image has. ``new`` is the share of captions that are not
-        among the training captions ``known``, or None without training captions. Shares are 0 to 1.
+        The statistics from `describe_texts`, and three more. ``images`` is the number of images.
+        ``distinct`` is the share of captions that occur for one image only. ``new`` is the share of
+        captions that are not among the training captions, or None if ``known`` is None. Shares are
+        0 to 1.
     """
     tokenized = [tuple(caption_tokens(text)) for text in captions.values()]
     counts = Counter(tokenized)
@@ -192,14 +203,14 @@ def describe_texts(texts: Iterable[str]) -> dict[str, float]:
 
     Returns:
         ``length_mean``, ``length_min`` and ``length_max`` are lengths in words. ``vocabulary`` is
-        the number of different words. The other values are shares of the texts, 0 to 1, that show
-        signs of broken captions:
+        the number of different words. Three further statistics are shares of texts, 0 to 1, that
+        show a sign of a broken caption:
 
-        * ``repeated_words``: a word directly follows itself (``a a dog``);
-        * ``repeated_phrases``: two words occur twice in the same order (``a dog and a dog``);
-        * ``bad_endings``: the last word cannot end a caption (``a dog on the``).
+        * ``repeated_words``: a word directly follows itself ("a a dog").
+        * ``repeated_phrases``: a pair of adjacent words occurs twice ("a dog and a dog").
+        * ``bad_endings``: the last word cannot end a caption ("a dog on the").
 
-        Some references show these signs too, so compare with the shares of the references.
+        Some references show these signs too, so compare the captions' shares with the references'.
     """
     tokenized = [caption_tokens(text) for text in texts]
     pairs = [list(pairwise(tokens)) for tokens in tokenized]
@@ -219,33 +230,33 @@ def describe_texts(texts: Iterable[str]) -> dict[str, float]:
 
 _NOTES = {
     "CIDEr_D": "CIDEr with frozen document frequencies",
-    "supported_words": "share of the content words that a reference has",
-    "supported_captions": "share of the captions with only such content words",
-    "agreement": "in words: each content word counts by the share of references that have it",
-    "length": "in words",
-    "CHAIR_i": "share of the named objects that are not in the photo",
-    "CHAIR_s": "share of the captions that name such an object",
+    "supported_words": "share of content words that occur in a reference",
+    "supported_captions": "share of captions with supported content words only",
+    "agreement": "in words: content words, weighted by the share of references that contain them",
+    "length": "mean number of words",
+    "CHAIR_i": "share of named objects that are not in the photo",
+    "CHAIR_s": "share of captions that name an object that is not in the photo",
 }
 _IN_WORDS = ("agreement", "length")
-"""Metrics that are numbers of words, not shares."""
+"""Metrics that are counted in words. All other metrics are shares."""
 _ATTENTION = {
-    "correctness": "share of the attention inside the {areas}",
-    "uniform": "uniform baseline: share of the area inside the {areas}",
-    "centre": "centre-Gaussian baseline",
-    "shuffled": "baseline: maps of the other words of the caption",
+    "correctness": "share of attention inside the {areas}",
+    "uniform": "baseline: uniform map, equal to the share of area inside the {areas}",
+    "centre": "baseline: Gaussian in the centre",
+    "shuffled": "baseline: maps of the caption's other words",
     "over_uniform": "correctness - uniform",
     "over_centre": "correctness - centre",
     "over_shuffled": "correctness - shuffled",
     "over_before": "correctness - correctness of the word before",
     "over_after": "correctness - correctness of the word after",
     "ratio": "correctness / uniform; 1 = no better than uniform",
-    "pointing": "centre of the most attended region is inside the {areas}",
+    "pointing": "share of {unit} with the most attended region inside the {areas}",
     "pointing_uniform": "baseline: random region",
     "pointing_centre": "baseline: centre of the photo",
-    "gate": "mean over {unit}",
-    "entropy": "of the maps of all words (nats)",
-    "entropy_even": "entropy of uniform maps",
-    "movement": "0 to 1, between the maps of two words of a caption",
+    "gate": "mean context gate over {unit}",
+    "entropy": "mean entropy of the maps of all words (nats)",
+    "entropy_even": "entropy of uniform maps (nats)",
+    "movement": "mean distance between the maps of two words of a caption, 0 to 1",
 }
 _ORDERS = METHOD_TITLES | {
     "attention": "attention (x gate)",
@@ -255,7 +266,7 @@ _ORDERS = METHOD_TITLES | {
 
 
 def as_text(report: Report) -> str:
-    """Format a report as text. Scores that are shares are shown in points (times 100)."""
+    """Format a report as text. Scores that are shares are multiplied by 100 and shown as points."""
     makers = {
         "metrics": _metrics, "statistics": _statistics, "chair_by_confidence": _chair,
         "compare": _compare, "attention": _attention, "phrase_attention": _phrase_attention,
@@ -283,7 +294,7 @@ def table(rows: Iterable[Sequence[object]], digits: int = 2, first: int = 22) ->
     Args:
         rows: Text and numbers. Columns with numbers are aligned to the right.
         digits: Number of decimals of floats.
-        first: Least width of the first column, in characters.
+        first: Minimum width of the first column, in characters.
     """
     columns: list[list[str]] = []
     for cells in zip_longest(*rows, fillvalue=""):
@@ -303,7 +314,7 @@ def _shown(cell: object, digits: int) -> str:
 
 
 def ends(interval: Sequence[float] | None, style: str, scale: float = 1) -> str:
-    """Format an interval as ``low to high``, or as "" if it is None."""
+    """Format an interval as ``low to high``, or as an empty string if it is None."""
     return " to ".join(f"{scale * end:{style}}" for end in interval or ())
 
 
@@ -318,7 +329,7 @@ def _metrics(report: Report) -> list[str]:
 
 
 def _scale(metric: str) -> int:
-    """Return the factor by which text multiplies a metric: 100 for points, 1 for words."""
+    """Return the factor that turns a metric into points (100) or leaves it in words (1)."""
     return 1 if metric in _IN_WORDS else 100
 
 
@@ -334,7 +345,7 @@ def _statistics(report: Report) -> list[str]:
             ("distinct words", *(str(of["vocabulary"]) for of in both)),
             *((name.replace("_", " "), *(f"{of[name]:.1%}" for of in both)) for name in shares),
             ("unique captions", f"{found['distinct']:.1%}"),
-            ("not in training", "unknown", "(give --train-annotations)")
+            ("not in training", "unknown", "(add --train-annotations)")
             if new is None
             else ("not in training", f"{new:.1%}"),
         ]
@@ -376,8 +387,8 @@ def _attention(report: Report) -> list[str]:
     return [
         f"attention on named objects, with 95% intervals over photos: {found['measured']} names "
         f"measured in {found['photos_with_names']} of {found['photos']} photos",
-        f"not measured: {found['absent']} names not in the photo, {found['unseen']} outside the "
-        f"crop, {found['ignored']} crowds only",
+        f"not measured: {found['absent']} names of objects that are not in the photo, "
+        f"{found['unseen']} outside the crop, {found['ignored']} on crowds only",
         *_attention_rows(found, "names", "masks"),
     ]
 
@@ -389,8 +400,8 @@ def _phrase_attention(report: Report) -> list[str]:
         f"measured in {found['captions']} captions of {found['photos']} photos",
         f"not measured: {found['absent']} phrases without boxes, {found['empty']} without content "
         f"words, {found['unseen']} outside the crop",
-        f"left out: {found['captions_with_unknown_words']} captions with words that the model does "
-        "not know",
+        f"left out: {found['captions_with_unknown_words']} captions with words outside the model's "
+        "vocabulary",
         *_attention_rows(found, "phrases", "boxes"),
     ]
 
@@ -421,8 +432,8 @@ def _faithfulness(report: Report) -> list[str]:
         return [title]
     lines = [
         title,
-        "mean change of a word's log-probability (nats) and 95% interval over photos; of "
-        f"{found['log_prob']:.2f} on average",
+        "mean change of a word's log-probability (nats), with 95% interval over photos; the "
+        f"unchanged photo has a mean log-probability of {found['log_prob']:.2f}",
         "",
     ]
     for level in ("grid", "pixels"):
@@ -435,8 +446,8 @@ def _faithfulness(report: Report) -> list[str]:
             lines += [*table([(level, *heads), *rows]), ""]
     return [
         *lines,
-        "Lower is better for deletion, higher for insertion. * better than random; ** better than "
-        "centre as well",
+        "Lower is better for deletion, higher is better for insertion. * means better than random, "
+        "** means better than random and centre",
         "(95% interval of the paired difference). The gate does not change the order of regions.",
         *_note(found),
     ]

@@ -1,20 +1,19 @@
-"""The reward of self-critical training: CIDEr-D of sampled captions, plus BLEU-4 and R if weighted.
+"""The reward of self-critical training: a weighted sum of CIDEr-D, BLEU-4 and a term R.
 
     reward = cider * CIDEr-D (0 to 10) + bleu * BLEU-4 (0 to 1) + rare_words * R
     R      = sum over the caption's distinct words w of s(w) ln(N / df(w)) / ln N
 
-s(w) is 1 if a reference of the photo contains w, else -1. df(w) is the number of photos, out of N,
-with w in their references. R rewards the words that a caption shares with its references, in any
-order, and penalizes its other words. Rare words count most.
+s(w) is 1 if a reference of the photo contains the word w, otherwise -1. df(w) is the number of
+photos, out of N, with w in their references. R rewards the words that a caption shares with its
+references, in any order, and penalizes all other words. Rare words count most.
 
-By default, the end of a sentence counts as a word. It is appended to every reference, before
-document frequencies are counted, and to every sample that is complete. Both metrics count phrases.
-Without an end word, "a man on a" is not penalized for its last words, and models learn to break
-sentences off.
+By default, the end of a sentence counts as a word. This end word is appended to every reference
+before document frequencies are counted, and to every complete sample. CIDEr-D and BLEU-4 count
+phrases. Without the end word, "a man on a" would not be penalized for its last words, and models
+would learn to break sentences off.
 
 Source: Rennie et al. 2017 (arXiv:1612.00563). Their appendix E describes the end word.
-Deviation: they optimize one metric at a time. Here BLEU-4, which also counts the end word, and R
-may be added.
+Deviation: Rennie et al. optimize one metric at a time. Here, BLEU-4 and R may be added.
 """
 
 from __future__ import annotations
@@ -42,19 +41,19 @@ from captioner.text.tokenizer import caption_tokens
 from captioner.text.vocabulary import SPECIAL_NAMES, Vocabulary
 
 END_WORD = ""
-"""The word for the end of a sentence. Words in captions are never empty."""
+"""The word that marks the end of a sentence. No word of a caption is empty."""
 
 
 class CaptionReward:
-    """The reward of sampled captions, given the reference captions of their photos.
+    """A function that rewards sampled captions that resemble the reference captions of a photo.
 
-    References keep words that are not in the vocabulary. Each style has the document frequencies of
-    its own captions, because a phrase that is rare in one data set may be common in another. The
-    object does not change after construction, so threads may share it.
+    References keep words that are not in the vocabulary. Document frequencies are counted for each
+    style separately, because a phrase that is rare in one data set may be common in another. The
+    object never changes after construction, so several threads may share it.
 
     Args:
         references: Tokens of all reference captions, by style and image id.
-        vocabulary: The model's vocabulary, which defines the token ids of the samples.
+        vocabulary: The model's vocabulary, to convert the samples' token ids to words.
         cider: Weight of CIDEr-D.
         bleu: Weight of BLEU-4.
         rare_words: Weight of R.
@@ -77,7 +76,7 @@ class CaptionReward:
         self._weights = float(cider), float(bleu), float(rare_words)
         self._end = (END_WORD,) if count_end else ()
         self._vocabulary = vocabulary
-        # The space makes sure that special tokens never equal a word.
+        # With a leading space, the name of a special token never equals a word.
         self._words = [[f" {name}"] for name in SPECIAL_NAMES]
         self._words += [split([word]) for word in vocabulary.words]
         self._frequencies: list[DocumentFrequencies] = []
@@ -97,13 +96,13 @@ class CaptionReward:
         samples: Sequence[Sequence[Sequence[int]]],
         ended: Sequence[Sequence[bool]],
     ) -> NDArray[np.float64]:
-        """Compute the reward of each of K samples for each of B photos.
+        """Compute the rewards of K samples for each of B photos.
 
         Args:
             image_ids: Image ids of the photos, (B,).
-            samples: Token ids of each sample without start, end and padding, (B, K). Special tokens
-                count as words that do not occur in references.
-            ended: False where a sample was truncated at the maximum length, (B, K).
+            samples: Token ids of each sample, without start, end and padding tokens, (B, K).
+                Special tokens count as words that do not occur in references.
+            ended: False for samples that were truncated at the maximum length, (B, K).
 
         Returns:
             The rewards, (B, K).
@@ -127,15 +126,15 @@ class CaptionReward:
         return rewards
 
     def _said(self, sample: Sequence[int]) -> Iterable[str]:
-        """Return the words of a sample. Pieces are joined to text first, which is then split."""
+        """Return the words of a sample. Pieces of words are first joined to text and then split."""
         if pieces := self._vocabulary.pieces(sample):
             return split(caption_tokens("".join(pieces)))
         return chain.from_iterable(self._words[token] for token in sample)
 
     def signature(self) -> str:
-        """Describe the settings as text. Rewards are comparable if it is equal.
+        """Describe the settings as text. Rewards with equal signatures are comparable.
 
-        This takes seconds on a large data set.
+        The call takes several seconds on a large data set.
         """
         cider, bleu, rare_words = self._weights
         weights = f"cider-d:{cider!r}|bleu-4:{bleu!r}|".replace(".0|", "|")

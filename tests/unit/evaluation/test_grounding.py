@@ -138,7 +138,7 @@ DOG = entry("dog", CELL)
 
 
 def test_annotations_of_missing_images(read) -> None:
-    with pytest.raises(DataError, match="annotation 7 has the image_id 9, which is not in the"):
+    with pytest.raises(DataError, match="annotation 7 refers to image_id 9, but the file does not"):
         read({**DOG, "image_id": 9})
 
 

@@ -92,7 +92,7 @@ def test_a_failing_java(script, output, tmp_path: Path, monkeypatch) -> None:
     with pytest.raises(ProgramError) as caught:
         meteor_counts(["a dog"] * 3, [["a dog"]] * 3)
 
-    assert str(caught.value).startswith(f"METEOR's Java program stopped ({output}); it needs 2 GB")
+    assert str(caught.value).startswith(f"METEOR's Java program stopped ({output}); free 2 GB")
 
 
 @pytest.mark.parametrize(("version", "allowed"), [("11.0.21", True), ("16", False)])

@@ -125,5 +125,5 @@ GOOD = {"format_version": 1, "documents": 7, "counts": {"a": 2}}
     ids=["cut off", "not compressed", "deep", "other version", "impossible count", "a list"],
 )
 def test_invalid_content(data: bytes) -> None:
-    with pytest.raises(DataError, match="f is damaged, or no document"):
+    with pytest.raises(DataError, match="f is damaged or is not a document"):
         DocumentFrequencies.from_bytes(data, "f")
