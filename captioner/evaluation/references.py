@@ -3,9 +3,10 @@
     CIDEr-D = 10 / (4 R) sum_r exp(-(l - l_r)^2 / (2 sigma^2)) sum_n min(g, g_r) . g_r / |g| |g_r|
 
 R is the number of references of the photo, and n is 1 to 4. The vector g contains the count of each
-n-gram in the caption times ln(documents / document frequency). g_r is the vector of reference r. The
-lengths l and l_r are counted in bigrams, and sigma = 6. Despite its name, pycocoevalcap's ``Cider``
-computes this CIDEr-D: it clips counts and penalizes a difference in length with a Gaussian.
+n-gram in the caption times ln(documents / document frequency). g_r is the vector of reference r.
+The lengths l and l_r are counted in bigrams, and sigma = 6. Despite its name, pycocoevalcap's
+``Cider`` computes this CIDEr-D: it clips counts and penalizes a difference in length with a
+Gaussian.
 
 Source: Vedantam et al. 2015 (arXiv:1411.5726).
 Deviation: as in pycocoevalcap, the length is counted in bigrams instead of words. Only the results

@@ -163,8 +163,8 @@ def read_captions_of(path: str | Path, content: Any = None) -> dict[int, str]:
             captions[number] = caption_text(caption)
     except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise DataError(
-            f"{path} is not a COCO results file with one caption per image ({error}); create one "
-            "with: captioner caption --annotations FILE --format coco"
+            f"{path} is not a COCO results file with one caption per image ({error}); use the "
+            "output of: captioner caption --annotations FILE --format coco"
         ) from error
     return captions
 

@@ -80,7 +80,7 @@ LINES = [
     ("attend PHOTOS -o - --format gif", "cannot write 4 photos to one .gif"),
     ("attend PHOTO -o x.npz --only dog", "--only: not supported for an archive of maps;"),
     # Scores and confidence; no photo is captioned before.
-    ("evaluate", "or results (a file of captions)"),
+    ("evaluate", "or results to a file of captions"),
     ("evaluate --results RESULTS", "nothing to measure is set; add annotations"),
     ("evaluate --images PHOTOS --instances INSTANCES --compare RESULTS", "add annotations"),
     ("evaluate --images PHOTOS --instances INSTANCES --objects none.json", "objects needs refer"),
@@ -92,7 +92,10 @@ LINES = [
     (f"{SCORE} --objects RESULTS", "contains a JSON list"),
     (f"{SCORE} --beam-size 3", "leave out beam_size"),
     (f"{SCORE} --device cpu", "no model runs; leave out device"),
-    ("evaluate --images PHOTOS --faithfulness --meteor", "without scores; leave out meteor"),
+    (
+        "evaluate --images PHOTOS --faithfulness --meteor",
+        "instead of scores and attention; leave out meteor",
+    ),
     (f"{SCORE} -o EMPTY", "--force"),
     ("evaluate --images PHOTOS --max-photos 3", "--max-photos needs --faithfulness"),
     (
@@ -100,9 +103,9 @@ LINES = [
         "come from annotations",
     ),
     ("calibrate", "--model is missing; add --model FOLDER"),
-    ("calibrate --model MODEL --style coco", "--style is not an option here; use --styles"),
+    ("calibrate --model MODEL --style coco", "--style is not an option here; use"),
     (f"{CALIBRATE} --styles x --styles y", "styles lists 2 names"),
-    ("calibrate --model MODEL --judged X --objects X --images X", "objects needs annotations"),
+    ("calibrate --model MODEL --judged X --objects X --images X", "objects needs reference"),
     (f"{CALIBRATE} --diagram x.gif", "cannot write .gif as a figure; use .png"),
     (f"{CALIBRATE} --check", "the model is not calibrated; run captioner"),
     # Models.

@@ -144,9 +144,9 @@ def test_spice_is_the_f_score(monkeypatch, capsys: pytest.CaptureFixture[str]) -
     [
         (
             subprocess.CalledProcessError(1, "java"),
-            r"failed \(exit 1, output above\); it needs Java 8 or 11",
+            r"failed with exit status 1 \(see its output above\); use Java 8 or 11",
         ),
-        (OSError("no route"), r"\(OSError\('no route'\)\); if it cannot download http"),
+        (OSError("no route"), r"\(OSError\('no route'\)\); make .*lib writable, or copy"),
     ],
 )
 def test_a_failing_spice_raises_a_one_line_error(monkeypatch, error: Exception, line: str) -> None:

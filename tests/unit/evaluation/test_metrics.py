@@ -76,7 +76,7 @@ def test_references_without_words_give_zero():
 
 
 def test_images_without_references_are_named():
-    with pytest.raises(DataError, match=r"2 of 4 images .* \(first: id 7\); add captions"):
+    with pytest.raises(DataError, match=r"2 of 4 images .*, such as image 7; add captions"):
         score(CANDIDATES, {3: REFERENCES[3], 5: REFERENCES[5], 12: []})
 
 

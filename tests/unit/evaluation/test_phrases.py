@@ -141,7 +141,7 @@ def test_an_invalid_file_is_one_line(tmp_path: Path, changes: dict[str, Any]) ->
     path = tmp_path / "phrases.json"
     path.write_text(json.dumps({"good.jpg": photo(), "bad.jpg": photo(**changes)}))
 
-    with pytest.raises(DataError, match=r"photo 'bad\.jpg' is invalid .*; use a file of") as caught:
+    with pytest.raises(DataError, match=r"photo 'bad\.jpg' is invalid .*; use a phrases") as caught:
         read_phrases(path)
 
     assert "\n" not in str(caught.value)
