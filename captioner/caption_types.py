@@ -1,6 +1,6 @@
 """A caption: its words with their log-probabilities and attention maps.
 
-Everything is plain NumPy, so that captions can be drawn and stored without torch.
+All arrays are NumPy arrays, so that captions can be drawn and stored without torch.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ class Alternative(NamedTuple):
     word: str
     """The word as in the vocabulary, or ``END_NAME``."""
     log_prob: float
-    """Natural log-probability of the word after the previous words."""
+    """Natural log-probability of the word, given the previous words."""
 
 
 END_NAME = "<end>"
 """Name of the end token among the alternatives."""
 
 DOUBTFUL = 0.25
-"""Probability below which a word is doubtful, in captions without truth. With the shipped model,
-fewer than half of these words occur in a reference caption (docs/confidence.md)."""
+"""Probability below which a word is doubtful, if the caption has no ``truth``. With the shipped
+model, fewer than half of the doubtful words occur in a reference caption (docs/confidence.md)."""
 
 DOUBTFUL_TRUTH = 0.5
-"""Truth below which a content word is doubtful, because it is more likely false than true."""
+"""``Caption.truth`` below which a content word is doubtful: it is more likely false than true."""
 
 
 class Keyword(NamedTuple):
@@ -61,11 +61,12 @@ class Keyword(NamedTuple):
 
     word: str
     probability: float
-    """Calibrated probability, 0 to 1, that the word occurs in the captions by five people."""
+    """Calibrated probability, 0 to 1, that the word occurs in at least one of five captions that
+    people write for the photo."""
     map: NDArray[np.float32] | None = None
-    """Log-odds of each region, (Gh, Gw), or None if the keyword came from a server without its map.
-    The odds of the photo are the mean of the odds of its regions. For images that are not photos,
-    the probability is lowered afterwards."""
+    """Log-odds of each region, (Gh, Gw), or None if a server sent the keyword without its map. The
+    odds of the photo are the mean of the odds of its regions. If an image does not look like a
+    photo, ``probability`` is lower than these odds imply."""
 
 
 class Phrase(NamedTuple):
@@ -73,27 +74,28 @@ class Phrase(NamedTuple):
 
     text: str
     truth: float
-    """Product of the truths of its content words, 0 to 1, or NaN if it has no content words."""
+    """Probability that all content words of the phrase are true, 0 to 1, or NaN without content
+    words. It is the product of the words' probabilities in ``Caption.truth``."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LeftOut:
-    """The continuation that the search left out of a caption: U words.
+    """The U words that the search left out at the end of a caption.
 
-    The model would have continued with these words. The search ended the caption before them,
-    because they are probably not true.
+    The model would have continued with these words. They are probably not true, so the search ended
+    the caption before them.
     """
 
     words: tuple[str, ...]
     """The U words, as in the vocabulary."""
     log_probs: NDArray[np.float32]
-    """Natural log-probability of each word after all words before it, (U,)."""
+    """Natural log-probability of each word, given all words before it, (U,)."""
     alphas: NDArray[np.float32]
     """Maps of the words, (U, Gh, Gw), computed by the caption's ``method``."""
     gates: NDArray[np.float32]
     """Context gates of the words, (U,)."""
     truth: NDArray[np.float32]
-    """Probability that each content word is true, (U,). Other words have NaN."""
+    """Probability that each content word is true, (U,). Function words have NaN."""
     pieces: tuple[str, ...] = ()
     """The U pieces with their spaces, or empty if the caption consists of whole words."""
 
@@ -108,7 +110,7 @@ class LeftOut:
         return phrases_of(self.words, self.pieces, self.truth)
 
     def to_dict(self, *, attention: bool = False) -> dict[str, Any]:
-        """Return values that JSON can represent.
+        """Return the left-out words as JSON values.
 
         Args:
             attention: Include gates and attention maps.
@@ -128,7 +130,7 @@ class LeftOut:
         return f"<{type(self).__name__} {self.text!r}>"
 
 
-_MAPS = "alphas has the maps; captioner.overlay(photo, caption) draws them"
+_MAPS = "the maps are in alphas; captioner.overlay(photo, caption) draws them"
 _DRAW = "use captioner.overlay(photo, caption).show()"
 
 
@@ -140,46 +142,47 @@ class Caption(Hinting):
     """The T words, as in the vocabulary. For a model with a sub-word tokenizer (``data.tokenizer
     bpe``), the T pieces without the spaces around them."""
     log_probs: NDArray[np.float32]
-    """Natural log-probability of each word after the previous words, (T,)."""
+    """Natural log-probability of each word, given the previous words, (T,)."""
     alphas: NDArray[np.float32]
     """Attention map of each word, (T, Gh, Gw).
 
-    With the methods ``attention`` and all others but ``attention_gate``, each map sums to 1. With
-    ``attention_gate``, it sums to the word's gate. The other explanation methods leave out what
-    counts against the word. Their map is 0 if no region supports the word.
+    With the method ``attention_gate``, each map sums to the gate of its word. With all other
+    methods, each map sums to 1. Methods other than ``attention`` and ``attention_gate`` set regions
+    that count against the word to 0. If no region supports the word, the whole map is 0.
     """
     gates: NDArray[np.float32]
-    """Context gate beta of each word, (T,), from 0 (photo ignored) to 1 (photo fully used). It is
-    always 1 with order ``luong``, which has no gate. It is always 0 with attention
-    ``fixed_at_start``, which has no context."""
+    """Context gate beta of each word, (T,), from 0 (photo ignored) to 1 (photo fully used). A
+    decoder with the order ``luong`` has no gate, so the value is always 1. A decoder with the
+    attention ``fixed_at_start`` has no context, so the value is always 0."""
     log_prob: float
     """Natural log-probability of the whole sentence, including its end token."""
     crop_box: CropBox = field(default=CropBox())
     """The part of the photo that the maps cover."""
     alternatives: tuple[tuple[Alternative, ...], ...] = ()
-    """The most probable words at each of the T positions, best first, or empty if not requested."""
+    """The most probable words at each of the T positions, best first. Empty if they were not
+    requested."""
     pieces: tuple[str, ...] = ()
-    """The T pieces with their spaces, which form the sentence if joined, or empty for whole words.
-    """
+    """The T pieces with their spaces. Joined, they form the sentence. Empty if the vocabulary
+    consists of whole words."""
     geometry: Geometry | None = None
-    """Positions of the regions in the photo, or None for equal cells of the crop box. See
-    ``regions``."""
+    """Positions of the regions in the photo, or None if the regions are equal cells of the crop box
+    (see ``regions``)."""
     method: str = "attention"
     """The method that computed ``alphas`` (see ``model.explanations``)."""
     confidence: float | None = None
     """Calibrated probability, 0 to 1, that the caption is right (docs/confidence.md).
 
-    It is None for all but the best caption of a search, and if the model was not calibrated for the
-    search options.
+    Only the best caption of a search has a confidence. It is None if the model is not calibrated
+    for the search options.
     """
     keywords: tuple[Keyword, ...] | None = None
     """Words for things in the photo, best first (docs/captioning.md), or None if they were not
     requested. Only the best caption of a search has keywords."""
     truth: NDArray[np.float32] | None = None
-    """Calibrated probability, 0 to 1, that each content word is true of the photo, (T,). Other
-    words have NaN. None if the model has no calibrated reading of the photo."""
+    """Calibrated probability, 0 to 1, that each content word is true of the photo, (T,). Function
+    words have NaN. None if the model cannot check words (see ``inference.truth``)."""
     left_out: LeftOut | None = None
-    """The continuation that the search left out, or None if the sentence is complete."""
+    """The words that the search left out at the end, or None if the sentence is complete."""
 
     _hints: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("attention", "attentions", "attention_weights", "weights"), "alphas"),
@@ -200,7 +203,7 @@ class Caption(Hinting):
 
     @property
     def text(self) -> str:
-        """The sentence, without a final full stop. Clitics such as 's are attached."""
+        """The sentence without a final full stop. Clitics such as 's join the previous word."""
         return self.text_until(len(self.words))
 
     def text_until(self, count: int) -> str:
@@ -216,8 +219,8 @@ class Caption(Hinting):
     def doubtful(self) -> tuple[int, ...]:
         """The positions, counted from 0, of the words that are probably wrong.
 
-        These are the words with a truth below ``DOUBTFUL_TRUTH``. In a caption without truth, they
-        are the words with a probability below ``DOUBTFUL``.
+        These are the words with a ``truth`` below ``DOUBTFUL_TRUTH``. If the caption has no
+        ``truth``, they are the words with a probability below ``DOUBTFUL``.
         """
         if self.truth is not None:
             found = np.flatnonzero(self.truth < DOUBTFUL_TRUTH)  # NaN compares as false
@@ -227,7 +230,7 @@ class Caption(Hinting):
 
     @property
     def phrases(self) -> tuple[Phrase, ...]:
-        """The words grouped into phrases, or empty if the caption has no truth."""
+        """The words grouped into phrases, or empty if the caption has no ``truth``."""
         return () if self.truth is None else phrases_of(self.words, self.pieces, self.truth)
 
     def whole(self) -> Caption:
@@ -252,10 +255,10 @@ class Caption(Hinting):
         )
 
     def unsure(self, min_confidence: float) -> bool | None:
-        """Return whether the confidence is below a minimum, or None without a confidence.
+        """Return whether the confidence is below a minimum, or None if it is unknown.
 
         Raises:
-            ConfigError: The minimum is not from 0 to 1.
+            ConfigError: The minimum is below 0 or above 1.
         """
         if not 0 <= min_confidence <= 1:
             raise ConfigError(f"min_confidence is {min_confidence}; use a number from 0 to 1")
@@ -264,10 +267,11 @@ class Caption(Hinting):
     def hedged(self, min_confidence: float) -> str:
         """Return the sentence, with "perhaps" in front if the caption is unsure.
 
-        Below half the minimum, the sentence begins with "hard to tell, perhaps".
+        If the confidence is below half the minimum, the sentence begins with "hard to tell,
+        perhaps".
 
         Raises:
-            ConfigError: The minimum is not from 0 to 1.
+            ConfigError: The minimum is below 0 or above 1.
         """
         if not self.unsure(min_confidence):
             return self.text
@@ -275,9 +279,9 @@ class Caption(Hinting):
         return f"{doubt} {self.text}"
 
     def of_keywords(self) -> Caption:
-        """Return a caption that consists of the keywords with maps, for drawing.
+        """Return a caption that consists of the keywords that have maps, for drawing.
 
-        Each map shows the share of every region in the odds of the photo.
+        Each map shows how much every region contributes to the odds of the photo.
         """
         kept = [(one, one.map) for one in self.keywords or () if one.map is not None]
         words = [one.word for one, _ in kept]
@@ -303,18 +307,19 @@ class Caption(Hinting):
     def to_dict(
         self, *, attention: bool = False, min_confidence: float | None = None
     ) -> dict[str, Any]:
-        """Return values that JSON can represent, with the keys of ``--format json``.
+        """Return the caption as JSON values, with the same keys as ``--format json``.
 
         Args:
             attention: Include gates, attention maps, the crop box and the region geometry.
-            min_confidence: Include ``unsure``, which is true below this confidence; see the method.
+            min_confidence: Include ``unsure``, which is true if the confidence is below this value.
 
         Returns:
             The attributes ``text``, ``words``, ``log_prob``, ``log_probs``, ``confidence`` and
             ``doubtful``. If the caption has them, also ``truth`` (null for function words),
-            ``phrases``, ``left_out``, ``alternatives`` and ``keywords``. With attention, also the
-            ``map`` of each keyword, ``gates``, ``alphas``, ``region`` (the crop box), ``geometry``
-            (see `Geometry.to_dict`) and, unless it is attention, the ``method``.
+            ``phrases``, ``left_out``, ``alternatives`` and ``keywords``. With ``attention``, also
+            the ``map`` of each keyword, ``gates``, ``alphas``, ``region`` (the crop box) and
+            ``geometry`` (see `Geometry.to_dict`). ``method`` is included if it is not
+            ``attention``.
         """
         data: dict[str, Any] = {
             "text": self.text,
@@ -379,7 +384,7 @@ def _truth_to_dict(truth: NDArray[np.float32], phrases: tuple[Phrase, ...]) -> d
 def phrases_of(
     words: tuple[str, ...], pieces: tuple[str, ...], truth: NDArray[np.float32]
 ) -> tuple[Phrase, ...]:
-    """Group words into phrases, each with the probability that all of it is true."""
+    """Group words into phrases, and compute the probability that each phrase is true."""
     return tuple(
         Phrase(text_of(words[span], pieces[span]), joint_truth(truth[span]))
         for span in phrase_spans(words)
@@ -387,7 +392,7 @@ def phrases_of(
 
 
 def phrase_spans(words: Sequence[str]) -> list[slice]:
-    """Return the slices of a caption that are its phrases.
+    """Divide a caption into phrases, and return each phrase as a slice of the words.
 
     A phrase begins at a function word that follows a content word: "a black and white cat", "is
     sitting", "in a kitchen". Clitics and conjunctions between two content words do not begin a
@@ -407,20 +412,20 @@ def phrase_spans(words: Sequence[str]) -> list[slice]:
 
 
 def joint_truth(truth: NDArray[np.floating[Any]]) -> float:
-    """Return the probability that all content words are true: the product of their truths.
+    """Return the probability that all content words are true, the product of their probabilities.
 
     Args:
         truth: Probability that each word is true, (T,). Function words have NaN.
 
     Returns:
-        The product, or NaN without content words.
+        The product, or NaN if there are no content words.
     """
     known = truth[~np.isnan(truth)]
     return float(known.prod()) if len(known) else float("nan")
 
 
 def text_of(words: tuple[str, ...], pieces: tuple[str, ...]) -> str:
-    """Return the sentence of the pieces, which include spaces, or of the words without pieces."""
+    """Return a sentence, made from its pieces if it has any, and otherwise from its words."""
     return "".join(pieces).strip() if pieces else join_words(words)
 
 

@@ -1,7 +1,7 @@
 """Exceptions raised by captioner.
 
     CaptionerError
-    ├── ConfigError        an invalid setting, or conflicting settings
+    ├── ConfigError        an invalid setting, or two settings that conflict
     ├── DataError          unusable annotations, captions or folders
     │   ├── ImageError     an image that cannot be read
     │   │   ├── NotAnImageError    not an image, or an unsupported format

@@ -1,4 +1,4 @@
-"""The optional packages that features need, and whether they are installed."""
+"""The optional packages of each extra, and checks that they are installed."""
 
 import importlib.util
 
@@ -16,14 +16,14 @@ EXTRAS = {
     "ray": ("ray", "pyarrow", "fsspec"),
     "video": ("av",),
 }  # fmt: skip
-"""Modules of each extra. An extra that only one command needs has the name of the command."""
+"""Modules that each extra installs. An extra for a single command has the name of the command."""
 
 
 def is_installed(module: str) -> bool:
     """Return whether a top-level module can be imported, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # from a finder that hides it
+    except ModuleNotFoundError:  # raised by an import hook that hides the module
         return False
 
 
@@ -31,8 +31,9 @@ def require_extra(extra: str, needed_by: str | None = None) -> None:
     """Check that the modules of an extra are installed.
 
     Args:
-        extra: Name of the extra. Other names need nothing.
-        needed_by: The feature that needs it, for the message (default: the command of that name).
+        extra: Name of the extra. Unknown names are accepted, because they need no modules.
+        needed_by: The feature that needs the extra, for the message (default: the command with the
+            name of the extra).
 
     Raises:
         ConfigError: A module is missing.

@@ -1,8 +1,8 @@
 """One-line errors for names that do not exist, with the name that the user probably meant.
 
-People guess names that other libraries use, such as ``num_beams``. Its spelling is not similar to
-``beam_size``, so the tables below translate such names. A value is the name here, or advice if
-nothing here corresponds to the guess.
+People guess names that other libraries use, such as ``num_beams`` for ``beam_size``. A comparison
+of spellings would not find these, so the tables in this module translate them. Each table maps a
+guessed name to the name in captioner, or to advice if captioner has no such name.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ SEARCH_OPTIONS: Mapping[str, str] = {
     **dict.fromkeys(("language", "lang"), "a model writes in the language that it was trained on"),
     **dict.fromkeys(
         ("prompt", "prefix", "question", "text"),
-        "the model takes no prompt; model.explain(photo, text) evaluates a text of your own",
+        "a model does not accept a prompt; to score your own text, use model.explain(photo, text)",
     ),
 }
-"""Options of searches in other libraries, with the option here or advice."""
+"""Search options in other libraries, mapped to captioner's option or to advice."""
 
 LOAD_OPTIONS: Mapping[str, str] = {
-    **dict.fromkeys(SEARCH_OPTIONS, "pass options of the search to model.caption()"),
+    **dict.fromkeys(SEARCH_OPTIONS, "pass search options to model.caption()"),
     **dict.fromkeys(
         ("model", "name", "path", "folder", "checkpoint", "model_name"),
         "pass the model folder without a name: captioner.load(folder)",
@@ -50,7 +50,7 @@ LOAD_OPTIONS: Mapping[str, str] = {
     **dict.fromkeys(("dtype", "torch_dtype", "quantize", "fp16", "half", "load_in_8bit"),
                     "precision"),
 }  # fmt: skip
-"""Options for loading models in other libraries, with the option here or advice."""
+"""Loading options in other libraries, mapped to captioner's option or to advice."""
 
 FUNCTIONS: Mapping[str, str] = {
     **dict.fromkeys(
@@ -71,16 +71,16 @@ FUNCTIONS: Mapping[str, str] = {
     "fit": "train",
     **dict.fromkeys(("score", "benchmark"), "evaluate"),
 }
-"""Functions and classes in other libraries, with the name in this package or advice."""
+"""Functions and classes in other libraries, mapped to captioner's function or to advice."""
 
 
 class Hinting:
-    """A base class that reports an unknown attribute together with the right name."""
+    """A base class that suggests the right name when an unknown attribute is accessed."""
 
     _hints: ClassVar[Mapping[str, str]] = {}
-    """Names that people may guess, with the attribute here or advice."""
+    """Names that people may guess, mapped to an attribute of the class or to advice."""
 
-    if not TYPE_CHECKING:  # else type checkers would accept every name
+    if not TYPE_CHECKING:  # otherwise type checkers would accept every name
 
         def __getattr__(self, name: str) -> object:
             kind = type(self).__name__
@@ -92,12 +92,12 @@ class Hinting:
 
 
 def hint_for(name: str, known: Iterable[str], usual: Mapping[str, str]) -> str:
-    """Return what a user who typed an unknown name should do, for the end of a message.
+    """Return advice for a user who typed an unknown name, as the end of an error message.
 
     Args:
         name: The unknown name.
         known: The names that exist.
-        usual: Names in other libraries, with the name here or advice.
+        usual: Names in other libraries, mapped to a known name or to advice.
     """
     known = sorted(known)
     meant = usual.get(name)

@@ -1,4 +1,4 @@
-"""Memory of the process and the GPU: its use, and a clear error if it is exhausted.
+"""Memory use of the process and the GPU, and a clear error when memory runs out.
 
 The command line imports this module at startup, so torch is imported inside functions.
 """
@@ -43,13 +43,13 @@ def keep_freed_memory(*, threads: bool = False) -> None:
 
 
 def release_freed_memory() -> None:
-    """Return freed memory to the system, also after `keep_freed_memory` (with glibc only)."""
+    """Return freed memory to the system, even after `keep_freed_memory` (with glibc only)."""
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the peak memory so far in bytes, of the GPU or, on a CPU, of this process."""
+    """Return the peak memory use so far, in bytes, of the GPU or of this process on a CPU."""
     import torch
 
     if device.type == "cuda":
@@ -63,14 +63,14 @@ def peak_memory(device: torch.device) -> int:
 
 @contextmanager
 def memory_errors(advice: str) -> Iterator[None]:
-    """Report exhausted memory of the GPU or the machine as one line with advice.
+    """Report out-of-memory errors of the GPU or the machine as one line with advice.
 
     Raises:
         CaptionerError: The block ran out of memory.
     """
     try:
         yield
-    except (MemoryError, RuntimeError) as error:  # torch has classes of its own for some
+    except (MemoryError, RuntimeError) as error:  # torch's classes are RuntimeErrors
         text = str(error)
         if not (isinstance(error, MemoryError) or re.search("out of memory|alloc", text, re.I)):
             raise

@@ -13,30 +13,30 @@ def counted(count: int, noun: str) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Return a time in seconds as ``00:01:05.000``, the form of WebVTT."""
+    """Return a time in seconds in the format of WebVTT: ``00:01:05.000``."""
     minutes, milliseconds = divmod(round(seconds * 1000), 60_000)
     hours, minutes = divmod(minutes, 60)
     return f"{hours:02}:{minutes:02}:{milliseconds / 1000:06.3f}"
 
 
 def either(names: Iterable[object]) -> str:
-    """Return the names as a list: ``a, b or c``."""
+    """Join names with commas and "or": ``a, b or c``."""
     *most, last = map(str, names)
     return f"{', '.join(most)} or {last}" if most else last
 
 
 def first_of(names: Sequence[object]) -> str:
-    """Return the first name and the number of the others: ``a (and 2 more)``."""
+    """Return the first name and the number of further names: ``a (and 2 more)``."""
     return f"{names[0]} (and {len(names) - 1} more)" if len(names) > 1 else str(names[0])
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's text, or its class if it has no text."""
+    """Return the first line of an exception's text, or the name of its class if it has no text."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip()
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    """Return text with its control characters escaped. File names may contain them.
+    """Escape the control characters of text, such as those that file names may contain.
 
     Args:
         text: The text.

@@ -1,3 +1,3 @@
-"""The version of the package, for hatchling, ``captioner --version`` and signatures of scores."""
+"""The package version, for the build, ``captioner --version`` and the signatures of scores."""
 
 __version__ = "0.2.0"

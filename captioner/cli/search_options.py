@@ -24,6 +24,6 @@ def checked_search(models: Sequence[str], given: Mapping[str, Any]) -> SearchOpt
     own, vocabulary = read_search(folder)
     search = own.changed(**given)
     if search.keywords and not read_config(folder).get(READING, {}).get("keywords"):
-        raise ConfigError(f"--keywords: {folder} {NO_KEYWORDS}")
+        raise ConfigError(f"--keywords is set, but {folder} {NO_KEYWORDS}")
     encode_search_words(search, vocabulary)
     return search

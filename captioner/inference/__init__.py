@@ -1,1 +1,1 @@
-"""A trained model in use: photos in, captions out."""
+"""Captioning of photos with trained models: loading, inference and storage."""

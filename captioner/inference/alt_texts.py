@@ -1,8 +1,10 @@
-"""Alternative texts for the images of a static site: suggest, review, write.
+"""Alternative texts (``alt``) for the images of a static site.
+
+A model suggests the texts, a person reviews them, and then they are written into the pages.
 
 Example:
     found = captioner.suggest_alt("public/")
-    found.save("alt.csv")  # and alt.html; a person reviews one of them
+    found.save("alt.csv")  # also writes alt.html; review either file
     captioner.apply_alt("public/", "alt.csv")
 """
 
@@ -31,18 +33,24 @@ class AltTexts(SiteImages):
     """The images of a site that lack an alternative text, with suggested texts."""
 
     def suggest(self, model: Captioner, *, progress: bool = True, **options: Any) -> None:
-        """Add a text with its confidence to every image, or a note why it has no suggestion.
+        """Suggest a text for every image.
+
+        Each image gets a text with its confidence, or a note that explains why it has no
+        suggestion.
 
         Args:
-            model: The model that captions the pictures. Each picture is captioned once.
-            progress: Show a progress bar on standard error, if that is a terminal.
+            model: The model that captions the image files. Each file is captioned once.
+            progress: Show a progress bar if standard error is a terminal.
             **options: Options of ``model.stream``.
 
         Raises:
             ConfigError: An option is invalid, or ``num_captions`` is not 1.
         """
         if options.get("num_captions", 1) != 1:
-            raise ConfigError("an image has one alternative text; give num_captions 1")
+            raise ConfigError(
+                f"num_captions is {options['num_captions']!r}, but an image has only one "
+                "alternative text; set num_captions to 1"
+            )
         files = self.files()
         results = model.stream(files, **options)
         found = dict(zip(files, photo_bar(results, total=len(files), shown=progress), strict=True))
@@ -64,28 +72,30 @@ class AltTexts(SiteImages):
                 self.problems.append(f"{one.page}:{one.line}: {one.image}: {one.note}")
 
     def save(self, table: str | Path, *, force: bool = False) -> Path:
-        """Write the table, and the page to review it, whose name ends in ``.html`` instead.
+        """Write the suggestions as a CSV table and as an HTML page for review.
 
-        Images without a suggestion come last, and before them the most confident suggestions.
+        The page is written next to the table, with the suffix ``.html``. Both begin with the least
+        confident suggestions. Images without a suggestion come last.
 
         Args:
-            table: A CSV file outside of the site.
+            table: A CSV file outside the site.
             force: Overwrite existing files.
 
         Returns:
-            The page.
+            The path of the review page.
 
         Raises:
-            ConfigError: The table is not a CSV file, would be published with the site, or exists.
+            ConfigError: ``table`` is not a CSV file or lies inside the site, or one of the two
+                files already exists.
         """
         path = Path(table)
         review = review_of(path, self.site)
         for one in (path, review):
             if one.exists() and not force:
-                raise ConfigError(f"{one} exists; give force=True to overwrite it")
+                raise ConfigError(f"{one} already exists; pass force=True to overwrite it")
         rows = [one.row() for one in sorted(self.images, key=_order)]
         with atomic_open(path) as file:
-            file.write("\ufeff")  # spreadsheets need it to read UTF-8
+            file.write("\ufeff")  # without this mark, spreadsheets would not read UTF-8
             writer = SafeWriter(file, COLUMNS)
             for row in rows:
                 writer.write_row(row)
@@ -102,20 +112,21 @@ def suggest_alt(
     progress: bool = True,
     **options: Any,
 ) -> AltTexts:
-    """Suggest alternative texts for the images of a static site. Nothing is written.
+    """Suggest alternative texts for the images of a static site, without writing any file.
 
-    Images with ``alt=""`` have a suggestion if they are all that a link or button contains.
+    An image with ``alt=""`` gets a suggestion only if a link or button contains nothing else.
 
     Args:
         site: Folder of the finished site, with its .html and .htm files.
-        model: A loaded model or a model folder; None: the model included in the package.
-        url: Address of the folder, if pages name their pictures by it.
+        model: A loaded model or a model folder. None loads the model included in the package.
+        url: URL at which the folder is published. Set it if the pages use this URL in the
+            addresses of their images.
         empty: Also suggest texts for all other images with ``alt=""``.
-        progress: Show a progress bar on standard error, if that is a terminal.
+        progress: Show a progress bar if standard error is a terminal.
         **options: Options of ``model.stream``, such as ``beam_size=1``.
 
     Returns:
-        The images with their texts, and the lines of what could not be read.
+        The images with their suggested texts, and one line for each file that cannot be read.
 
     Raises:
         ConfigError: ``site`` is not a folder, or an option is invalid.
@@ -133,7 +144,7 @@ def suggest_alt(
 
 
 def find_alt(site: str | Path, *, url: str | None = None, empty: bool = False) -> AltTexts:
-    """Find the images of a site for `suggest_alt`, without texts."""
+    """Find the images that `suggest_alt` would describe, without suggesting texts."""
     found = AltTexts(_folder(site))
     find_site_images(found, url, empty=empty)
     return found
@@ -142,18 +153,19 @@ def find_alt(site: str | Path, *, url: str | None = None, empty: bool = False) -
 def apply_alt(site: str | Path, texts: str | Path | Iterable[SiteImage]) -> WrittenTexts:
     """Write reviewed alternative texts into the pages of a static site.
 
-    Only the attribute ``alt`` is added or replaced, and all other bytes of a page stay as they are.
+    Only ``alt`` attributes are added or replaced. All other bytes of a page stay unchanged.
 
     Args:
         site: Folder of the finished site.
-        texts: The reviewed table, or images of `suggest_alt` with ``reviewed`` set to True.
+        texts: The reviewed table, or the images from `suggest_alt` after you have set ``reviewed``
+            to True on those that you checked.
 
     Returns:
         The number of written texts, and one line for each text that was not written.
 
     Raises:
         ConfigError: ``site`` is not a folder.
-        DataError: The table cannot be read, or no text is reviewed.
+        DataError: The table cannot be read, or no text is marked as reviewed.
     """
     folder = _folder(site)
     if isinstance(texts, str | Path):
@@ -164,37 +176,42 @@ def apply_alt(site: str | Path, texts: str | Path | Iterable[SiteImage]) -> Writ
             if one.reviewed:
                 images.append(one)
             elif one.changed:
-                problem = "the text was changed, but is not reviewed; set reviewed to True"
+                problem = "the text was changed, but is not marked as reviewed; set reviewed=True"
                 problems.append(f"{one.page}:{one.line}: {problem}")
     if not images:
         if isinstance(texts, str | Path):
-            raise DataError(f"{texts}: no row is reviewed; put yes in the column reviewed of each")
-        raise DataError("no image is reviewed; set reviewed to True for each")
+            raise DataError(
+                f"{texts} has no row marked as reviewed; enter 'yes' in the 'reviewed' column of "
+                "each row that you checked"
+            )
+        raise DataError(
+            "no image is marked as reviewed; set reviewed=True on each image that you checked"
+        )
     done = write_texts(folder, images)
     done.problems[:0] = problems
     return done
 
 
 def review_of(table: Path, site: Path) -> Path:
-    """Return the page to review a table, which is written next to it.
+    """Return the path of the review page for a table: the same name with the suffix ``.html``.
 
     Raises:
-        ConfigError: The table is not a CSV file, or would be published with the site.
+        ConfigError: The table is not a CSV file, or it lies inside the site and would be published.
     """
     if table.suffix.lower() != ".csv":
-        raise ConfigError(f"{table} is not a CSV file; give a name that ends in .csv")
+        raise ConfigError(f"{table} is not a CSV file; choose a name that ends in .csv")
     if table.resolve().is_relative_to(site.resolve()):
-        raise ConfigError(f"{table} would be published with the site; give a file outside {site}")
+        raise ConfigError(f"{table} would be published with the site; choose a file outside {site}")
     return table.with_suffix(".html")
 
 
 def _folder(site: str | Path) -> Path:
     folder = Path(site)
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is not a folder; give the folder of the finished site")
+        raise ConfigError(f"{folder} is not a folder; pass the folder of the finished site")
     return folder
 
 
 def _order(one: SiteImage) -> tuple[bool, float, str]:
-    """Sort key: the least confident first, images without a suggestion last."""
+    """Return a sort key: low confidence comes first, and images without a suggestion come last."""
     return not one.alt, one.confidence or 0, one.image

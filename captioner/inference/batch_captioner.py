@@ -1,7 +1,8 @@
 """A loaded model that captions batches of photos in memory.
 
-`inference.captioner.Captioner` adds reading photos, folders and the hub. Programs that read and
-batch photos themselves, such as the server and the evaluation, call the methods here.
+`inference.captioner.Captioner` extends this class: it also reads photos, saves models and pushes
+them to the hub. Programs that read and batch photos themselves, such as the server and the
+evaluation, call the methods of this module.
 """
 
 from __future__ import annotations
@@ -48,15 +49,16 @@ if TYPE_CHECKING:  # the engine and the model import torch
 
 
 class _Encoded(NamedTuple):
-    """Encoded photos of a batch."""
+    """A batch of encoded photos."""
 
     memories: Sequence[Any]
     crop_boxes: Sequence[CropBox]
     seeds: Sequence[int]
     reading: Reading | None
-    """The first model's reading of the photos, or None if the model has no reading."""
+    """The first model's reading of the photos (see ``inference.reading``), or None if the model
+    has no reading."""
     grids: Sequence[Any] = ()
-    """Features for explanation methods that need the weights."""
+    """Features of the photos, for explanation methods that need the weights."""
 
 
 class BatchCaptioner(Portable):
@@ -70,12 +72,12 @@ class BatchCaptioner(Portable):
     ) -> None:
         """Prepare models from ``load_model`` for inference (see ``load``)."""
         if not models:
-            raise ConfigError("Captioner() has no model; use captioner.load()")
+            raise ConfigError("Captioner() was called without a model; use captioner.load()")
         for model in models:
             if not isinstance(model, StoredModel):
-                raise ConfigError(f"a model is {model!r:.60}; use captioner.load(folder)")
+                raise ConfigError(f"{model!r:.60} is not a model; use captioner.load(folder)")
         self.stored = models[0]
-        """The first model as stored: network in float32, vocabulary and search options."""
+        """The first model's stored contents: float32 network, vocabulary and search options."""
         self._opened = models, device, precision
         self.ensemble = open_models(*self._opened)
         self.engine = self.ensemble.engines[0]
@@ -96,17 +98,20 @@ class BatchCaptioner(Portable):
         return self.stored.model if own is None else own
 
     def in_torch(self) -> Self:
-        """Return the model run by torch in float32, for features that need its weights.
+        """Return this captioner, run by torch in float32, for features that need the weights.
 
-        A model that torch runs already is returned unchanged.
+        If torch already runs the model, the captioner is returned unchanged.
 
         Raises:
-            ConfigError: The model has no weights, torch is not installed, or this is an ensemble.
+            ConfigError: The model has no weights, torch is not installed, or the captioner is an
+                ensemble.
         """
         if hasattr(self.engine, "model"):
             return self
         if len(self.ensemble.engines) > 1:
-            raise ConfigError("this needs a single model, not an ensemble")
+            raise ConfigError(
+                "an ensemble cannot be converted to a single torch model; load one model instead"
+            )
         if self._torch is None:
             self.stored.require_weights()
             self._torch = type(self)(self.stored, device=str(self.device), precision="fp32")
@@ -138,19 +143,19 @@ class BatchCaptioner(Portable):
         if method not in ATTENTION_METHODS:
             if len(self.ensemble.engines) > 1:
                 raise ConfigError(
-                    f"method {method} needs a single model, not an ensemble; use attention or "
-                    "attention_gate, or one model"
+                    f"the method {method!r} does not support ensembles; use 'attention' or "
+                    "'attention_gate', or a single model"
                 )
-            self.stored.require_weights(f"method {method}")
+            self.stored.require_weights(f"the method {method!r}")
 
     def no_confidence(self, options: SearchOptions) -> str | None:
-        """Return why captions found with these options have no confidence, or None."""
+        """Return why a search with these options computes no confidence, or None if it does."""
         if len(self.ensemble.engines) > 1:
             return "an ensemble of models is not calibrated; use a single model"
         return no_confidence(self.stored.calibrator, options, self.stored.vocabulary.styles)
 
     def prepare(self, image: Image.Image) -> Prepared:
-        """Prepare an image for the encoders. It must be RGB and upright, as from ``open_image``."""
+        """Prepare an upright RGB image, such as an image from ``open_image``, for the encoders."""
         return self.ensemble.prepare(image)
 
     def caption_batch(
@@ -162,15 +167,15 @@ class BatchCaptioner(Portable):
         method: ExplanationMethod = "attention",
         check: Callable[[], None] = lambda: None,
     ) -> list[list[Caption]]:
-        """Return the captions of each photo, best first, at least one per photo.
+        """Return at least one caption of each photo, best first.
 
         Args:
             photos: Photos from ``prepare``.
-            options: The search options, from ``options``.
-            alternatives: As in ``stream``.
-            method: As in ``stream``.
-            check: Called before the maps of each caption are computed. It may raise an error to
-                stop.
+            options: Search options from ``options``.
+            alternatives: See ``Captioner.stream``.
+            method: See ``Captioner.stream``.
+            check: Function that is called before the maps of each caption are computed. It can
+                raise an error to stop the work.
 
         Raises:
             ConfigError: A word in the options is unknown, or no caption satisfies the options.
@@ -187,7 +192,7 @@ class BatchCaptioner(Portable):
         options: SearchOptions,
         seeds: Sequence[int] | None = None,
     ) -> list[list[Caption]]:
-        """Return the captions of photos with cached features, as ``caption_batch`` does.
+        """Caption photos from their cached features instead of their pixels.
 
         Args:
             features: Features of a ``FeatureCache``, (B, L, D).
@@ -196,10 +201,13 @@ class BatchCaptioner(Portable):
             seeds: Seed of each photo for random sampling (default: its index).
 
         Raises:
-            ConfigError: This is an ensemble.
+            ConfigError: The captioner is an ensemble.
         """
         if len(self.ensemble.engines) > 1:
-            raise ConfigError("cached features belong to one encoder; use a single model")
+            raise ConfigError(
+                "an ensemble cannot use cached features, which belong to one encoder; use a single "
+                "model"
+            )
         model = self.in_torch()
         with model.engine.running():
             grid = cast("TorchEngine", model.engine).encode_features(features)
@@ -216,7 +224,7 @@ class BatchCaptioner(Portable):
         method: ExplanationMethod = "attention",
         style: str | None = None,
     ) -> list[Caption]:
-        """Explain a caption of each photo from ``prepare`` (see ``explain``)."""
+        """Explain one given caption of each photo from ``prepare`` (see ``Captioner.explain``)."""
         self._check(method, alternatives)
         vocabulary = self.stored.vocabulary
         captions = [vocabulary.encode(words) for words in sentences]
@@ -239,7 +247,7 @@ class BatchCaptioner(Portable):
         return self._observations(encoded, self._find(encoded, options))
 
     def photo_vectors(self, photos: Sequence[Prepared]) -> NDArray[np.float32]:
-        """Return the mean feature of each photo's regions, as the decoder uses them, (B, D)."""
+        """Return the mean of each photo's region features, as the decoder uses them, (B, D)."""
         return self.engine.summary(self._encode(photos).memories[0])
 
     def _check(
@@ -247,15 +255,15 @@ class BatchCaptioner(Portable):
     ) -> None:
         self.check_method(method)
         if options is not None and options.keywords and not has_keywords(self.stored.reading):
-            raise ConfigError(f"keywords: the model {NO_KEYWORDS}")
+            raise ConfigError(f"keywords is {options.keywords}, but the model {NO_KEYWORDS}")
         if options is not None and options.certainty and self._truth is None:
             raise ConfigError(
-                f"certainty is {options.certainty}, but the model has no calibrated reading of the "
-                "photo; use 0, or fit it with scripts/fit_reading.py and captioner calibrate"
+                f"certainty is {options.certainty}, but the model cannot check words against the "
+                "photo; use 0, or run scripts/fit_reading.py and captioner calibrate"
             )
         if type(alternatives) is not int or alternatives < 0:
             raise ConfigError(
-                f"alternatives is {alternatives!r}; use a whole number, 0 (none) or more"
+                f"alternatives is {alternatives!r}; use an integer, 0 for no alternatives or more"
             )
 
     def _encode(
@@ -340,7 +348,7 @@ class BatchCaptioner(Portable):
             return Alternative(word, log_prob)
 
         for group, of_photo in zip(captions, scores.log_probs, strict=True):
-            log_probs = of_photo.copy()  # (R, T, V), of one photo: those of a batch take gigabytes
+            log_probs = of_photo.copy()  # (R, T, V); a copy of the whole batch would take gigabytes
             log_probs[..., list(NEVER_GENERATED)] = -np.inf
             best = top_k(log_probs, min(count, log_probs.shape[-1] - len(NEVER_GENERATED)))
             for column, one in enumerate(group):
@@ -349,7 +357,7 @@ class BatchCaptioner(Portable):
                 group[column] = replace(one, alternatives=tuple(found))
 
     def _keywords(self, encoded: _Encoded, options: SearchOptions) -> Iterator[tuple[Keyword, ...]]:
-        """Yield the keywords of each photo, from the first model."""
+        """Yield the keywords that the first model finds in each photo."""
         read, reading, calibrator = self.stored.reading, encoded.reading, self.stored.calibrator
         assert read is not None  # checked
         assert reading is not None
@@ -373,7 +381,7 @@ class BatchCaptioner(Portable):
         )
 
     def _worth(self, encoded: _Encoded) -> Worth | None:
-        """Return how true each word is of the photos, or None without a calibrated reading."""
+        """Return the truth of words for each photo, or None if no calibrated reading exists."""
         if (truth := self._truth) is None or encoded.reading is None:
             return None
         truths = np.stack([truth.search_truths(z) for z in encoded.reading.words])
@@ -386,7 +394,7 @@ class BatchCaptioner(Portable):
 
     @cached_property
     def _rows(self) -> NDArray[np.int64]:
-        """The row of each token in the reading, (V,) (see ``inference.truth``)."""
+        """The index of each token's stem, or a constant of ``search.worth``, (V,)."""
         vocabulary, reading = self.stored.vocabulary, self.stored.reading
         if reading is None:
             return np.full(len(vocabulary), FUNCTION_WORD)
@@ -420,7 +428,7 @@ class BatchCaptioner(Portable):
         method: ExplanationMethod,
         check: Callable[[], None] = lambda: None,
     ) -> list[list[Caption]]:
-        """Return the captions of the photos with their maps."""
+        """Turn the results of a search into captions with maps."""
         engine, vocabulary = self.engine, self.stored.vocabulary
         exact: Any = None if method in ATTENTION_METHODS else self.in_torch().engine
 
@@ -430,7 +438,7 @@ class BatchCaptioner(Portable):
             if exact is None:
                 return np.asarray(found.alphas * found.gates[:, None])
             relevance = exact.relevance(method, encoded.grids[0][row], start, found.tokens)
-            supporting = relevance.clip(min=0)  # what counts against the word is left out
+            supporting = relevance.clip(min=0)  # drop regions that count against the word
             total = supporting.sum(axis=-1, keepdims=True)
             return np.asarray(supporting / np.where(total > 0, total, np.float32(1)))
 
@@ -460,7 +468,7 @@ class BatchCaptioner(Portable):
 
 
 def _joined(caption: Hypothesis, rest: Hypothesis) -> Hypothesis:
-    """Return a caption joined with its continuation."""
+    """Join a caption with its continuation."""
     log_probs, alphas, gates = (
         np.concatenate([getattr(one, name) for one in (caption, rest)])
         for name in ("token_log_probs", "alphas", "gates")

@@ -47,8 +47,8 @@ class Result(NamedTuple):
 
     photo: Photo
     captions: Sequence[Caption]
-    """The captions, best first, or empty after an error. Unless ``keep_photos`` is false, each is a
-    `PhotoCaption`."""
+    """The captions, best first. Empty after an error. Each caption is a `PhotoCaption`, unless
+    ``keep_photos`` is false."""
     error: ImageError | None
 
     def __repr__(self) -> str:  # the bytes or the array of a photo would fill the screen
@@ -67,26 +67,28 @@ def load(
 
     Args:
         *folders: Model folders, run folders, or models on the Hugging Face hub
-            (``hf:user/name`` or ``hf:user/name@revision``). Without folders, the model that is
-            included in the package is loaded.
+            (``hf:user/name`` or ``hf:user/name@revision``). Without folders, the model included in
+            the package is loaded.
         revision: Branch, tag or commit of a model on the hub.
         device: ``auto`` (a GPU if available), ``cpu``, ``cuda``, ``cuda:1``, ``mps``, ...
         precision: ``auto``, ``fp32``, ``tf32``, ``bf16`` or ``fp16``. On a CPU, ``auto`` runs the
-            exported graphs of the model without torch. If the model has no graphs, or on another
-            device, ``auto`` selects the fastest precision that the hardware supports natively.
-        **unknown: Not accepted; an error suggests the right name.
+            model's exported graphs without torch, if the model has graphs. In all other cases,
+            ``auto`` selects the fastest precision that the hardware supports natively.
+        **unknown: Any other name raises an error that suggests the right name.
 
     Raises:
         ModelError: A folder cannot be loaded, or a model cannot be downloaded from the hub.
-        ConfigError: The device is not available, torch is needed and not installed, the models
-            cannot be averaged, ``revision`` is set for a local folder, or an option is unknown.
+        ConfigError: The device or torch is not available, the models cannot be averaged, or an
+            option is invalid. ``revision`` is invalid for a local folder.
     """
     if unknown:
         known = ("revision", "device", "precision")
         raise unknown_option(next(iter(unknown)), known, LOAD_OPTIONS)
     for folder in folders:
         if not isinstance(folder, str | Path):
-            raise ConfigError(f"a model is {folder!r:.60}; pass each folder as its own argument")
+            raise ConfigError(
+                f"{folder!r:.60} is not a model folder; pass each folder as a separate argument"
+            )
     models = [load_model(folder, revision) for folder in folders or (SHIPPED_MODEL,)]
     return Captioner(*models, device=device, precision=precision)
 
@@ -100,17 +102,17 @@ def caption(photo: Photos[P], **options: Any) -> list[PhotoCaption]: ...
 
 
 def caption(photo: Photo | Photos[Any], **options: Any) -> PhotoCaption | list[PhotoCaption]:
-    """Return the best caption of a photo by the shipped model.
+    """Return the best caption of a photo, using the model included in the package.
 
-    This is ``captioner.caption``. The first call loads the model, and later calls use it again. For
-    arguments and errors see `Captioner.caption`.
+    This function is available as ``captioner.caption``. The first call loads the model, and later
+    calls reuse it. For arguments and errors see `Captioner.caption`.
     """
     return _shipped_model().caption(photo, **options)
 
 
 @cache
 def _shipped_model() -> Captioner:
-    """Load the shipped model, once per process."""
+    """Load the model included in the package, once per process."""
     return load()
 
 
@@ -122,10 +124,10 @@ def caption_with(folder: Path, image: Image.Image) -> Caption:
 class Captioner(BatchCaptioner, Hinting):
     """A loaded model, or an ensemble of several.
 
-    The models of an ensemble share one vocabulary, and their word probabilities are averaged.
-    Search options, info and grid are the first model's; see also ``Ensemble``.
+    The models of an ensemble share one vocabulary, and their word probabilities are averaged. An
+    ensemble has the search options, info and grid of its first model (see also ``Ensemble``).
 
-    Photos are captioned by ``caption``, ``captions``, ``explain`` and ``stream``. Calling the model
+    To caption photos, use ``caption``, ``captions``, ``explain`` or ``stream``. Calling the object
     is short for ``caption``. Programs that read and batch photos themselves use ``prepare`` and
     the methods with names that end in ``_batch``.
     """
@@ -177,12 +179,12 @@ class Captioner(BatchCaptioner, Hinting):
     def caption(
         self, photo: Photo | Photos[Any], **options: Any
     ) -> PhotoCaption | list[PhotoCaption]:
-        """Return the best caption of a photo, or a list for several photos.
+        """Return the best caption of a photo, or a list of captions for several photos.
 
-        Notebooks display both. A photo is a path, the bytes of an image file, an open binary file,
-        a PIL image or a NumPy array (see ``data.images.image_from_array``). Several photos are a
-        list, a tuple, or the path of a folder. A folder's captions come in the natural order of the
-        file names, and ``caption.photo`` is the path; subfolders are not searched.
+        A photo is a path, the bytes of an image file, an open binary file, a PIL image or a NumPy
+        array (see ``data.images.image_from_array``). For several photos, pass a list, a tuple or
+        the path of a folder. The captions of a folder are in the natural order of the file names.
+        ``caption.photo`` is the path of the photo. Subfolders are not searched.
 
         Args:
             photo: The photo or photos.
@@ -196,7 +198,8 @@ class Captioner(BatchCaptioner, Hinting):
         wanted = options.get("num_captions", 1)
         if wanted != 1:
             raise ConfigError(
-                f"num_captions is {wanted!r}, but caption() returns one per photo; use captions()"
+                f"num_captions is {wanted!r}, but caption() returns one caption per photo; use "
+                "captions()"
             )
         several = _several(photo)
         found: Any = self.captions(cast("Photo", photo) if several is None else several, **options)
@@ -219,8 +222,7 @@ class Captioner(BatchCaptioner, Hinting):
     ) -> list[PhotoCaption] | list[list[PhotoCaption]]:
         """Return the best ``num_captions`` captions of a photo as a list, best first.
 
-        For several photos, return one such list per photo. For arguments and errors see
-        ``caption``.
+        For several photos, return one list per photo. For arguments and errors see ``caption``.
         """
         several = _several(photo)
         photos: Any = [photo] if several is None else several
@@ -229,7 +231,7 @@ class Captioner(BatchCaptioner, Hinting):
         found: list[Any] = []
         for number, result in enumerate(self.stream(photos, **options)):
             if (error := result.error) is not None:
-                at = f"photos[{number}]: {error} (model.stream continues with the other photos)"
+                at = f"photos[{number}]: {error} (to skip such photos, use model.stream)"
                 raise error if several is None else type(error)(at)
             found.append(result.captions)
         return found[0] if several is None else found
@@ -243,18 +245,18 @@ class Captioner(BatchCaptioner, Hinting):
         method: ExplanationMethod = "attention",
         style: str | None = None,
     ) -> PhotoCaption:
-        """Return a caption of your own for a photo, with attention, log-probabilities and gates.
+        """Add attention maps, log-probabilities and gates to your own caption of a photo.
 
         Args:
-            photo: The photo, as in ``caption``, but not a list or folder.
-            text: The caption.
-            alternatives: As in ``stream``.
-            method: As in ``stream``.
-            style: Style that the model reads the caption in; None selects the model's default.
+            photo: A single photo in any form that ``caption`` accepts.
+            text: Your caption.
+            alternatives: See ``stream``.
+            method: See ``stream``.
+            style: Style in which the model scores the caption (default: the model's own default).
 
         Raises:
             ImageError: The photo cannot be read.
-            ConfigError: The text is empty or has words outside the vocabulary, or an ensemble does
+            ConfigError: The text is empty or has words outside the vocabulary, or the model does
                 not support the method.
         """
         words = self.known_words(text)
@@ -274,23 +276,23 @@ class Captioner(BatchCaptioner, Hinting):
         keep_photos: bool = True,
         **search: Any,
     ) -> Iterator[Result]:
-        """Caption any number of photos in batches, in order and in constant memory.
+        """Caption any number of photos in batches, in their order and in constant memory.
 
         Threads read the next photos while the model runs. A photo that cannot be read yields a
         result with its error. All other errors are raised by the call itself, before the first
         result.
 
         Args:
-            photos: Any iterable of photos as in ``caption``, consumed lazily; the path of a folder;
-                or a single photo.
-            alternatives: Number of most probable words to return per position.
+            photos: A photo or the path of a folder, as in ``caption``, or any iterable of photos.
+                An iterable is consumed lazily.
+            alternatives: Number of most probable words to return for each position of a caption.
             method: How the maps are computed: ``attention``, ``attention_gate``,
                 ``gradient_input``, ``grad_cam`` or ``occlusion``; see ``model.explanations``.
             batch_size: Number of photos that are captioned together.
-            words: Captions to explain instead of searching. Of the search options, only ``style``
-                may be set then.
-            keep_photos: Whether captions keep their photo, so that notebooks can display it. A
-                photo that is not a path is kept as a smaller copy.
+            words: Captions to explain instead of searching. In this case, ``style`` is the only
+                search option that can be set.
+            keep_photos: Keep the photo with its captions, so that notebooks can display it. If the
+                photo is not a path, a smaller copy is kept.
             **search: Fields of ``SearchOptions`` to change, e.g. ``beam_size=1``.
 
         Raises:
@@ -306,13 +308,16 @@ class Captioner(BatchCaptioner, Hinting):
         self._check(method, alternatives, options)
         texts = [self.known_words(text) for text in words]
         if texts and (refused := sorted(search.keys() - {"style"})):
-            raise ConfigError(f"words replace the search; leave out {refused[0]}")
+            raise ConfigError(
+                f"{refused[0]} has no effect, because words replace the search; leave out one of "
+                "them"
+            )
         if not isinstance(batch_size, int) or batch_size < 1:
-            raise ConfigError(f"batch_size is {batch_size!r}; use an integer >= 1")
+            raise ConfigError(f"batch_size is {batch_size!r}; use an integer of at least 1")
         folder = _several(photos) if isinstance(photos, str | os.PathLike) else None
         one_photo = folder is None and is_photo(photos)
         several = cast("Iterable[Photo]", [photos] if one_photo else folder or photos)
-        on_cpu = str(self.device).startswith("cpu")  # the CPU is busy encoding
+        on_cpu = str(self.device).startswith("cpu")  # leave the other cores to the model
         threads = 2 if on_cpu else reader_threads()
 
         def captioned(good: Sequence[Prepared]) -> Iterable[Sequence[Caption]]:
@@ -341,7 +346,7 @@ class Captioner(BatchCaptioner, Hinting):
         return results()
 
     def _read(self, photo: Photo, keep: bool = True) -> tuple[Prepared, Image.Image | Path | None]:
-        """Return a photo prepared for the encoders, and the form in which captions keep it."""
+        """Return a photo prepared for the encoders, and the photo that its captions keep."""
         image = self._open(photo)
         return self.prepare(image), shown_photo(image, photo) if keep else None
 
@@ -352,10 +357,10 @@ class Captioner(BatchCaptioner, Hinting):
     # --- folders and the hub ---
 
     def save(self, folder: str | Path) -> None:
-        """Write the model as a model folder; for an ensemble, the first model.
+        """Write the model to a model folder. Of an ensemble, only the first model is written.
 
         Raises:
-            ConfigError: The model is exported, so it has no weights to save.
+            ConfigError: The model was exported without its weights.
         """
         save_model(folder, self.stored)
 
@@ -369,10 +374,11 @@ class Captioner(BatchCaptioner, Hinting):
         precision: Precision = "auto",
         **download: Any,
     ) -> Captioner:
-        """Load a model, like ``captioner.load`` but named as in libraries of the Hugging Face hub.
+        """Load a model as ``captioner.load`` does, under the name that Hugging Face libraries use.
 
-        The prefix ``hf:`` of a name may be omitted. Further options are ``token``, ``cache_dir``,
-        ``force_download`` and ``local_files_only`` of ``huggingface_hub.snapshot_download``.
+        The prefix ``hf:`` of a name may be omitted. Further options such as ``token``,
+        ``cache_dir``, ``force_download`` and ``local_files_only`` are passed to
+        ``huggingface_hub.snapshot_download``.
         """
         name = str(pretrained_model_name_or_path)
         if not is_hub_name(name) and not Path(name).exists() and name.count("/") == 1:
@@ -389,8 +395,8 @@ class Captioner(BatchCaptioner, Hinting):
     ) -> str | None:
         """Write a model folder as ``save`` does, and add a model card.
 
-        With ``push_to_hub``, the model is also pushed, by default under the folder's name; see the
-        method of that name.
+        If ``push_to_hub`` is true, the model is also pushed to the hub, by default under the
+        folder's name. For ``push_options`` see the method `push_to_hub`.
 
         Returns:
             The URL of the commit if the model was pushed, otherwise None.
@@ -409,9 +415,9 @@ class Captioner(BatchCaptioner, Hinting):
         Args:
             repo_id: Name of the repository: ``user/name``.
             branch: Branch to commit to; None selects the main branch.
-            **options: Options of the card are ``license``, ``datasets``, ``reports`` and
-                ``picture`` (a photo to publish with its attention). Options of the commit are
-                ``commit_message``, ``private``, ``token`` and ``create_pr`` of ``hub.push``.
+            **options: Options for the card: ``license``, ``datasets``, ``reports`` and ``picture``
+                (a photo to publish with its attention). Options for the commit, as in
+                ``hub.push``: ``commit_message``, ``private``, ``token`` and ``create_pr``.
 
         Returns:
             The URL of the commit.
@@ -422,7 +428,7 @@ class Captioner(BatchCaptioner, Hinting):
             ModelError: The hub rejects the commit or cannot be reached.
         """
         if len(self.ensemble.engines) > 1:
-            raise ConfigError("an ensemble cannot be pushed; push each model on its own")
+            raise ConfigError("an ensemble cannot be pushed; push each model separately")
         target = parse(repo_id, branch)
         card = CardOptions(**{n: options.pop(n) for n in vars(CardOptions()) if n in options})
         with tempfile.TemporaryDirectory() as folder:

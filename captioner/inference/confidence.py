@@ -5,15 +5,16 @@ A logistic model estimates it from the caption and the photo alone:
     confidence = familiarity sigmoid(intercept + sum_i weight_i (x_i - mean_i) / scale_i)
 
 ``FEATURES`` lists the x. Each style has its own intercept. Each x is limited to its range on the
-photos that the model was fitted to, so that nothing is extrapolated. The familiarity is 1 for
-photos and falls to 0 for images that do not look like photos; see ``Calibrator.familiarity``.
+photos that the model was fitted to, so that the model never extrapolates. The familiarity is 1 for
+photos and falls to 0 for images that do not look like photos (see ``Calibrator.familiarity``).
 
 ``captioner.evaluation.fit_confidence`` fits the model to judged captions. Without judgements, a
 caption counts as right if its CIDEr-D against reference captions reaches a threshold (default:
-0.5). The document frequencies are the model's own. The result is stored in the model folder as
-``confidence.safetensors``. This module needs no torch.
+0.5). CIDEr-D uses the document frequencies in the model folder. The fitted model is stored in the
+same folder as ``confidence.safetensors``. This module does not need torch.
 
-Notation: F features, D size of a photo's vector, T words, S stems of the reading.
+Notation: F features, D size of a photo's vector, T words, S word stems that the captioning model
+can recognize in a photo (see ``inference.reading``).
 """
 
 from __future__ import annotations
@@ -42,13 +43,18 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 3
 
 FEATURES = ("mean_log_prob", "least_true", "all_true")
-"""The features: log-probability per token, end included; log-odds of the word that is least
-probably true; sum of the logarithms of the truths of all words. The last two are 0 without content
-words, and for a model without a reading."""
+"""The names of the F features.
+
+mean_log_prob: log-probability of the caption per token, including the end token.
+least_true: log-odds of the content word that is least likely to be true.
+all_true: log-probability that all content words are true.
+
+The last two are 0 if the caption has no content words or the model has no reading.
+"""
 
 
 class Observation(NamedTuple):
-    """A caption of a photo with all inputs of the confidence model."""
+    """A caption of a photo, with all inputs of the confidence model."""
 
     text: str
     words: tuple[str, ...]
@@ -58,9 +64,9 @@ class Observation(NamedTuple):
     photo: NDArray[np.float32]
     """Mean feature of the photo's regions, as the decoder uses them, (D,)."""
     rows: NDArray[np.int64]
-    """Row of each word in the reading, (T,) (see ``truth``)."""
+    """Index of each word's stem, or a constant of ``search.worth``, (T,)."""
     z: NDArray[np.float32]
-    """Log-odds that the photo shows each stem, from the reading, (S,)."""
+    """Log-odds that the photo shows each stem, (S,), from the model's reading of the photo."""
 
     def log_odds(self, truth: WordTruth | None) -> NDArray[np.float64]:
         """Return the log-odds that each word is true, (T,). Function words have NaN."""
@@ -71,37 +77,38 @@ class Observation(NamedTuple):
 
 @dataclass(frozen=True)
 class Calibrator:
-    """A fitted confidence model with all its numbers."""
+    """A fitted confidence model."""
 
     weights: NDArray[np.float64]
     """Weight of each feature, (F,)."""
     mean: NDArray[np.float64]
-    """Mean of each feature, (F,)."""
+    """Mean of each feature, (F,). It is subtracted from the feature."""
     scale: NDArray[np.float64]
-    """Scale of each feature, (F,)."""
+    """Scale of each feature, (F,). The feature is divided by it."""
     lowest: NDArray[np.float64]
-    """Least value of each feature, to which smaller values are raised, (F,)."""
+    """Lower limit of each feature, (F,). Smaller values are raised to this limit."""
     highest: NDArray[np.float64]
-    """Greatest value of each feature, to which larger values are lowered, (F,)."""
+    """Upper limit of each feature, (F,). Larger values are lowered to this limit."""
     intercepts: Mapping[str, float]
-    """Intercept of each style. A model without styles has one for ``""``."""
+    """Intercept of each style. A model without styles has one intercept, with the key ``""``."""
     truth: WordTruth | None = None
-    """The fitted truth of words, or None without a reading or before truth was fitted."""
+    """The fitted truth of words, or None if it was not fitted or the model has no reading."""
     kinds: NDArray[np.float32] | None = None
-    """Weights of a photo's vector and an intercept, (D + 1,), or None if all images count as
-    photos. They compute the log-odds that an image is not a photo."""
+    """Coefficients of a linear model for the log-odds that an image is not a photo, (D + 1,). The
+    last coefficient is the intercept. None if all images count as photos."""
     familiar: tuple[float, float] = (0.0, 1.0)
-    """Two limits of the log-odds that an image is not a photo. Up to the first, the image is
-    familiar. From the second on, its captions have no confidence."""
+    """Two limits for the log-odds that an image is not a photo. Between the first and the second
+    limit, the familiarity falls from 1 to 0."""
     search: Mapping[str, Any] = field(default_factory=dict)
     """The search options that the model was fitted for (see `search_key`)."""
     threshold: float | None = 0.5
-    """CIDEr-D from which a caption counts as right, or None if fitted to judgements."""
+    """Least CIDEr-D of a caption that counts as right, or None if the model was fitted to
+    judgements."""
     report: Mapping[str, Any] = field(default_factory=dict)
-    """Cross-validated figures, for people to read."""
+    """Cross-validated scores of the confidence model, for information only."""
 
     def confidence(self, seen: Observation, style: str) -> float:
-        """Return the confidence of a caption, 0 to 1, in one of the styles of ``intercepts``."""
+        """Return the confidence of a caption, 0 to 1. The style is a key of ``intercepts``."""
         limited = np.clip(features(seen, self.truth), self.lowest, self.highest)
         sum_ = float(self.weights @ ((limited - self.mean) / self.scale)) + self.intercepts[style]
         return sigmoid(sum_) * self.familiarity(seen.photo)
@@ -119,7 +126,10 @@ class Calibrator:
         return min(max((end - strangeness) / (end - start), 0.0), 1.0)
 
     def to_bytes(self) -> bytes:
-        """Return the content of the file: ``kinds`` as an array, the rest as JSON in the header."""
+        """Return the content of ``confidence.safetensors``.
+
+        ``kinds`` is stored as an array. All other fields are stored as JSON in the header.
+        """
         header = {
             "format_version": FORMAT_VERSION,
             **{
@@ -133,8 +143,9 @@ class Calibrator:
 
 
 _OF_FEATURES = ("weights", "mean", "scale", "lowest", "highest")
+"""Fields of ``Calibrator`` that contain one number per feature."""
 _PLAIN = ("intercepts", "familiar", "search", "threshold", "report")
-"""Fields of ``Calibrator`` in the header: those with a number per feature, and all others."""
+"""Fields of ``Calibrator`` that are stored unchanged in the header."""
 
 
 def features(seen: Observation, truth: WordTruth | None) -> NDArray[np.float64]:
@@ -157,12 +168,12 @@ def sigmoid(value: float) -> float:
 
 
 def search_key(options: SearchOptions) -> dict[str, Any]:
-    """Return the search options that a confidence depends on, in the form of JSON.
+    """Return the search options that affect the confidence, as JSON values.
 
-    Options of sampling are left out, because sampled captions have no confidence. Options marked
-    ``ANY_CONFIDENCE`` are left out for one of three reasons. They do not change the best caption of
-    a beam search, they have their own intercept (``style``), or they leave the confidence nearly as
-    good (``neutral``, see docs/confidence.md).
+    Sampling options are left out, because sampled captions have no confidence. Options marked
+    ``ANY_CONFIDENCE`` are left out for one of three reasons: They do not change the best caption of
+    a beam search, they have their own intercept (``style``), or they make the confidence only
+    slightly less accurate (``neutral``, see docs/confidence.md).
     """
     left_out = {
         *marked(SearchOptions, Role.ANY_CONFIDENCE),
@@ -178,7 +189,13 @@ def search_key(options: SearchOptions) -> dict[str, Any]:
 def no_confidence(
     calibrator: Calibrator | None, options: SearchOptions, styles: Sequence[str]
 ) -> str | None:
-    """Return why captions of a model with these styles have no confidence, or None."""
+    """Return why a search with these options computes no confidence, or None if it does.
+
+    Args:
+        calibrator: The calibrator of the model, or None if the model is not calibrated.
+        options: The search options.
+        styles: The styles of the model.
+    """
     if calibrator is None:
         return "the model is not calibrated; run captioner calibrate"
     given, fitted = search_key(options), calibrator.search
@@ -234,19 +251,25 @@ def read_calibrator(folder: Path) -> Calibrator | None:
 def read_arrays(
     path: Path, version: int, advice: str
 ) -> Iterator[tuple[dict[str, Any], dict[str, NDArray[Any]]]]:
-    """Read a file's JSON header and arrays.
+    """Read the JSON header and the arrays of a safetensors file.
+
+    Args:
+        path: The file.
+        version: Highest supported version of the format.
+        advice: End of the error message: an alternative to deleting the file.
 
     Raises:
-        ModelError: The file is damaged or was written by a later version, or the block fails.
+        ModelError: The file is damaged or was written by a later version, or the block cannot use
+            its content.
     """
     try:
         with safe_open(path, framework="numpy") as file:
             (header,) = map(json.loads, file.metadata().values())
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if header["format_version"] > version:
-            raise ValueError(f"format {header['format_version']}, not {version}")
+            raise ValueError(f"format {header['format_version']}, supported: {version}")
         yield header, arrays
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(
-            f"{path} is damaged or of a later release ({error}); delete the file or {advice}"
+            f"{path} is damaged or from a later release ({error}); delete the file or {advice}"
         ) from error

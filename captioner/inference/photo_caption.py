@@ -23,7 +23,7 @@ class PhotoCaption(Caption):
     """A caption with its photo. Notebooks display it in the attention viewer."""
 
     photo: Image.Image | Path | None = None
-    """The path of the photo. If the photo was not a file, a copy of at most 640 pixels per side."""
+    """The path of the photo. If the photo had no path, a copy of at most 640 pixels per side."""
 
     _hints: ClassVar[Mapping[str, str]] = {
         **{name: hint for name, hint in Caption._hints.items() if name != "show"},
@@ -34,7 +34,7 @@ class PhotoCaption(Caption):
     def show(self, **options: Any) -> None:
         """Show the photo with an attention map for each word, below the notebook cell.
 
-        Outside notebooks, the figure opens in the image viewer of the desktop.
+        Outside notebooks, the figure opens in the desktop's image viewer.
 
         Args:
             **options: Options of ``captioner.overlay``, such as ``theme="dark"``.
@@ -64,9 +64,9 @@ class PhotoCaption(Caption):
 
 
 def shown_photo(image: Image.Image, source: Photo) -> Image.Image | Path:
-    """Return the form in which a caption keeps its photo: the path, or a small copy.
+    """Return what a caption keeps of its photo: the path, or a small copy if it has no path.
 
-    A photo with a path is read and encoded only when the caption is shown.
+    A photo with a path is read again only when the caption is shown.
 
     Args:
         image: The photo as read.
@@ -78,5 +78,5 @@ def shown_photo(image: Image.Image, source: Photo) -> Image.Image | Path:
 
 
 def with_photo(captions: Sequence[Caption], photo: Image.Image | Path) -> list[PhotoCaption]:
-    """Attach the result of `shown_photo` to the captions of the photo."""
+    """Attach a photo from `shown_photo` to its captions."""
     return [PhotoCaption(**vars(caption), photo=photo) for caption in captions]

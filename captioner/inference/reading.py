@@ -40,8 +40,8 @@ MIN_PROBABILITY = 0.3
 """Least probability of a keyword."""
 LEAST_ODDS = float(np.log(MIN_PROBABILITY / (1 - MIN_PROBABILITY)))
 
-NO_KEYWORDS = "does not have keywords; fit its reading with scripts/fit_reading.py"
-"""The end of the message that a model has no keywords."""
+NO_KEYWORDS = "does not support keywords; add them with scripts/fit_reading.py"
+"""The end of an error message. It follows the name of the model."""
 
 _Array = NDArray[np.float32]
 _Phrases = tuple[tuple[str, ...], ...]

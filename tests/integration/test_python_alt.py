@@ -39,7 +39,7 @@ def test_texts_are_suggested_reviewed_and_written(tiny, site) -> None:
     text = captioner.load(tiny.model).caption(site / "1.png", beam_size=1).text
     assert found.images[0].alt.lower() == f"{text}."
     assert (site / "index.html").read_text() == PAGE
-    with pytest.raises(DataError, match="no image is reviewed"):
+    with pytest.raises(DataError, match="no image is marked as reviewed"):
         captioner.apply_alt(site, found.images)
 
     found.images[0].reviewed = True
@@ -50,7 +50,7 @@ def test_texts_are_suggested_reviewed_and_written(tiny, site) -> None:
 
     assert (done.written, done.kept) == (2, 0)
     assert done.problems == [
-        "index.html:4: the text was changed, but is not reviewed; set reviewed to True"
+        "index.html:4: the text was changed, but is not marked as reviewed; set reviewed=True"
     ]
     expected = PAGE.replace("<img", f'<img alt="{escape(found.images[0].alt)}"', 1)
     expected = expected.replace('<img src="2.png" alt=""', '<img src="2.png" alt="About us"')
@@ -63,7 +63,7 @@ def test_a_review_is_not_overwritten(tiny, site, tmp_path) -> None:
     table = tmp_path / "alt.csv"
 
     assert found.save(table) == tmp_path / "alt.html"
-    with pytest.raises(ConfigError, match=r"alt.csv exists; give force=True"):
+    with pytest.raises(ConfigError, match=r"alt.csv already exists; pass force=True"):
         found.save(table)
     found.save(table, force=True)
     with pytest.raises(ConfigError, match="would be published with the site"):
@@ -73,9 +73,9 @@ def test_a_review_is_not_overwritten(tiny, site, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("function", "arguments", "message"),
     [
-        ("suggest_alt", {"site": "gone"}, "gone is not a folder; give the folder of"),
+        ("suggest_alt", {"site": "gone"}, "gone is not a folder; pass the folder of"),
         ("apply_alt", {"site": "gone", "texts": "alt.csv"}, "gone is not a folder"),
-        ("suggest_alt", {"num_captions": 2}, "an image has one alternative text"),
+        ("suggest_alt", {"num_captions": 2}, "an image has only one alternative text"),
     ],
 )
 def test_wrong_arguments_are_one_line(function, arguments, message, tiny, site) -> None:

@@ -111,7 +111,7 @@ def test_invalid_methods_raise(captioner: Captioner, photos: list[Path]):
     ensemble = ensemble_of(stored(), stored(seed=81))
     assert ensemble.caption(photos[0], method="attention_gate").method == "attention_gate"
     for call in (ensemble.caption, partial(ensemble.explain, text="a dog")):
-        with pytest.raises(ConfigError, match="method grad_cam needs a single model, not an ens"):
+        with pytest.raises(ConfigError, match="the method 'grad_cam' does not support ensembles"):
             call(photo=photos[0], method="grad_cam")
 
 
@@ -168,7 +168,7 @@ def test_an_unreadable_photo_in_a_list_is_named(captioner: Captioner, photos: li
 
 
 def test_caption_refuses_num_captions(captioner: Captioner, photos: list[Path]):
-    message = r"^num_captions is 3, but caption\(\) returns one per photo; use captions\(\)$"
+    message = r"^num_captions is 3, but caption\(\) returns one caption per photo; use captions"
     for given in (photos[0], photos):
         with pytest.raises(ConfigError, match=message):
             captioner.caption(given, num_captions=3)
