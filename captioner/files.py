@@ -3,8 +3,8 @@
 A new file is written next to the old file, synced to disk and renamed over it, which is atomic. A
 folder cannot be replaced by a single rename. Instead, the new folder is written next to the old
 folder. Then the old folder is renamed, the new folder takes its name, and the old folder is
-removed. Several processes may write the same file at once, and the last one wins. Only one process
-may write a folder.
+removed. Several processes may write the same file at once: the last process to finish wins. Only
+one process at a time may write a folder.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ def atomic_write(path: str | Path, data: bytes | str) -> None:
 
 @contextmanager
 def atomic_open(path: str | Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
-    """Open a file for writing. It replaces the old file when the block ends.
+    """Open a new file that replaces the old file when the block ends.
 
-    Text is encoded as UTF-8; for the rest see `atomic_write`. After an error in the block, such as
-    an OSError, the old file is unchanged and the temporary file is removed.
+    Text is encoded as UTF-8. For owners, links and devices see `atomic_write`. After an error in
+    the block, such as an OSError, the old file is unchanged and the temporary file is removed.
     """
     text: Any = {} if mode == "wb" else {"encoding": "utf-8", "errors": "backslashreplace"}
     with named_after(path):
         if Path(path).exists() and not Path(path).is_file():
             with Path(path).open(mode, **text) as special:
-                yield special  # must not be replaced by a file
+                yield special  # a device or pipe must not be replaced by a file
             return
         target = Path(path).resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -54,8 +54,8 @@ def atomic_open(path: str | Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO
         try:
             with temporary.open(mode.replace("w", "x"), **text) as file:
                 if target.exists():
-                    shutil.copystat(target, temporary)  # the time is set again by writing
-                    with suppress(OSError):  # only root can give files away
+                    shutil.copystat(target, temporary)  # writing then updates the time
+                    with suppress(OSError):  # only root may change the owner
                         os.chown(temporary, target.stat().st_uid, target.stat().st_gid)
                 yield file
                 file.flush()
@@ -103,11 +103,11 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
 
 
 def read_input(path: str | Path, kind: str) -> bytes:
-    """Read a file that the user named.
+    """Read a file whose name comes from the user.
 
     Args:
         path: The file.
-        kind: Noun phrase for the message, such as ``a JSON file``.
+        kind: The expected kind of file, for the message, such as ``a JSON file``.
 
     Raises:
         DataError: The file cannot be read.
@@ -121,13 +121,13 @@ def read_input(path: str | Path, kind: str) -> bytes:
 
 
 def unreadable(name: str | Path, error: Exception) -> DataError:
-    """Return the error for a file or folder that cannot be read, also in object storage."""
+    """Return the error for an unreadable file or folder, on a disk or in object storage."""
     reason = (error.strerror if isinstance(error, OSError) else None) or first_line(error)
-    return DataError(f"{name}: cannot be read ({reason}); check the name and your access to it")
+    return DataError(f"{name} cannot be read ({reason}); check the name and your permissions")
 
 
 def require_space(folder: Path, needed: int) -> int:
-    """Return the free bytes on the disk of a folder, which need not exist yet.
+    """Return the number of free bytes on the disk of a folder, which may not exist yet.
 
     Raises:
         DataError: Fewer bytes are free than needed.
@@ -136,8 +136,8 @@ def require_space(folder: Path, needed: int) -> int:
     free = shutil.disk_usage(next(p for p in (path, *path.parents) if p.exists())).free
     if needed > free:
         raise DataError(
-            f"{folder}: {needed:,} bytes are needed, but {free:,} are free; free some space, or "
-            "use a folder on another disk"
+            f"{folder} needs {needed:,} bytes, but only {free:,} are free; free some space, or use "
+            "a folder on another disk"
         )
     return free
 
@@ -155,14 +155,14 @@ def write_lock(path: str | Path) -> Iterator[None]:
         yield
     except BlockingIOError as error:
         raise DataError(
-            f"another process is writing to {path}; wait for it, or choose another name"
+            f"another process is writing to {path}; wait until it ends, or choose another name"
         ) from error
     finally:
         os.close(descriptor)
 
 
 def _fsync_folder(folder: Path) -> None:
-    """Make renames in a folder durable, if the file system supports it."""
+    """Sync a folder to disk, so that renames in it are durable, if the file system supports it."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -173,7 +173,7 @@ def _fsync_folder(folder: Path) -> None:
 
 @contextmanager
 def named_after(path: str | Path) -> Iterator[None]:
-    """Make OSErrors of the block name the caller's path instead of the temporary file."""
+    """Put the caller's path into OSErrors of the block, in place of the temporary file's path."""
     try:
         yield
     except OSError as error:
@@ -183,12 +183,12 @@ def named_after(path: str | Path) -> Iterator[None]:
 
 
 def check_same(name: object, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Check that a run to be continued has the same settings as before.
+    """Check that a run can be resumed because its settings have not changed.
 
     Args:
-        name: The run, for the message.
+        name: The name of the run, for the message.
         before: The settings of the earlier run, by option.
-        now: The present settings.
+        now: The settings now, by option.
 
     Raises:
         ConfigError: A setting has changed.

@@ -2,13 +2,13 @@
 
 A convolution with symmetric padding does not centre its outputs on equal cells of its input. For
 example, the first of ResNet's 7 regions is centred on the first of 224 pixels, not on pixel 16. All
-code that draws or measures attention takes the positions from here:
+code that draws or measures attention takes the positions from this module:
 
     centre(i) = first + i * pitch             i = 0 to G - 1, per axis
     cell(i)   = the pixels nearest to centre(i), within start to stop
 
-The outer cells therefore reach the edge of the part that the encoder sees. Pixels outside start to
-stop belong to no region, because the encoder never sees them.
+The outer cells therefore reach the edge of the part that the encoder sees. Pixels before start or
+after stop do not belong to a region, because the encoder never sees them.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ class Axis(NamedTuple):
     pitch: float
     """Distance between the centres of neighbouring regions."""
     start: float = 0.0
-    """Beginning of the part that the encoder sees."""
+    """Beginning of the part of the photo that the encoder sees."""
     stop: float = 1.0
-    """End of the part that the encoder sees."""
+    """End of the part of the photo that the encoder sees."""
 
     @classmethod
     def even(cls, count: int, start: float = 0.0, stop: float = 1.0) -> Axis:
-        """Return ``count`` equal cells between start and stop."""
+        """Return the axis for ``count`` equal cells between start and stop."""
         pitch = (stop - start) / max(count, 1)
         return cls(start + pitch / 2, pitch, start, stop)
 
     def mapped(self, scale: float, offset: float = 0.0) -> Axis:
-        """Return the same regions in the coordinates ``scale * x + offset``."""
+        """Return the same regions in new coordinates: x becomes ``scale * x + offset``."""
         first, start, stop = (scale * x + offset for x in (self.first, self.start, self.stop))
         return Axis(first, scale * self.pitch, start, stop)
 
@@ -61,10 +61,9 @@ class Axis(NamedTuple):
         return borders.clip(self.start, self.stop)
 
     def middles(self, count: int) -> Array:
-        """Return a point in each region that represents it, (count,).
+        """Return one point for each region, (count,): its centre, or the middle of its inner part.
 
-        This is the centre. If a region reaches beyond start or stop, it is the middle of the part
-        inside.
+        The middle of the inner part is used if the region extends beyond start or stop.
         """
         centres = self.centres(count)
         low, high = centres - self.pitch / 2, centres + self.pitch / 2
@@ -74,17 +73,20 @@ class Axis(NamedTuple):
     def samples(
         self, pixels: int, count: int, *, smooth: bool
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Return the positions of a photo's pixels among regions that are in fractions.
+        """Return the index of the region at each pixel along the axis, possibly with a fraction.
+
+        The axis must be in fractions of the photo.
 
         Args:
             pixels: Number of pixels of the photo along the axis.
             count: Number of regions.
-            smooth: Return fractional positions instead of the nearest region.
+            smooth: Interpolate between the indices of neighbouring regions, instead of returning
+                the index of the nearest region.
 
         Returns:
-            The position of each pixel centre, (pixels,), from 0 at the first centre to count - 1 at
-            the last one and constant beyond them; and whether the encoder sees the pixel,
-            (pixels,).
+            The index at each pixel, (pixels,). It is 0 at the centre of the first region and before
+            it, and count - 1 at the centre of the last region and after it. The second value is
+            whether the encoder sees the pixel, (pixels,).
         """
         points = (np.arange(pixels) + 0.5) / pixels
         seen = (points >= self.start) & (points < self.stop)
@@ -107,15 +109,15 @@ class Geometry(NamedTuple):
         right: float = 1.0,
         bottom: float = 1.0,
     ) -> Geometry:
-        """Return equal cells of a grid (Gh, Gw) over a box."""
+        """Return a grid (Gh, Gw) of equal cells that fill a box."""
         return cls(Axis.even(grid[0], top, bottom), Axis.even(grid[1], left, right))
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Geometry:
-        """Return the geometry that `to_dict` described.
+        """Return the geometry for a dictionary from `to_dict`.
 
         Raises:
-            ConfigError: A number is missing or impossible.
+            ConfigError: A number is missing or invalid.
         """
         try:
             y, x = [Axis(*[float(data[axis][name]) for name in Axis._fields]) for axis in "yx"]
@@ -123,13 +125,13 @@ class Geometry(NamedTuple):
             raise ConfigError(f"geometry {data!r:.80} lacks a number ({error})") from error
         for axis in (y, x):
             if not (math.isfinite(axis.first) and axis.pitch > 0 and axis.start < axis.stop):
-                raise ConfigError(f"geometry has {axis}; it needs pitch > 0 and start < stop")
+                raise ConfigError(f"geometry has an invalid {axis}; use pitch > 0, start < stop")
         return cls(y, x)
 
     def from_centre(self, grid: tuple[int, ...]) -> Array:
-        """Return the squared distance of each region from the centre, (Gh, Gw).
+        """Return the squared distance of each region from the centre of the grid, (Gh, Gw).
 
-        The unit is the side of the part that the encoder sees.
+        The unit is the side of the part of the photo that the encoder sees.
         """
         y, x = (
             (axis.middles(count) - (axis.start + axis.stop) / 2) / (axis.stop - axis.start)
@@ -151,14 +153,14 @@ class Geometry(NamedTuple):
         }
 
     def placed(self, size: float, left: float, top: float, right: float, bottom: float) -> Geometry:
-        """Return the regions in a photo, given the box that became the encoder's input.
+        """Return the regions in a photo, given the box of the photo that the encoder sees.
 
         Args:
-            size: Side of the square input, in the unit of this geometry.
+            size: Side of the encoder's square input, in the unit of this geometry.
             left: Left side of the box, as a fraction of the photo's width.
             top: Top of the box, as a fraction of the photo's height.
-            right: Right side of the box.
-            bottom: Bottom of the box.
+            right: Right side of the box, as a fraction of the photo's width.
+            bottom: Bottom of the box, as a fraction of the photo's height.
 
         Returns:
             The regions as fractions of the photo's height and width.

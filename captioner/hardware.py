@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     import torch
 
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
-"""Precision of matrix products and convolutions; see `pick_precision`. Softmax, attention scores,
+"""Precision of matrix products and convolutions (see `pick_precision`). Softmax, attention scores,
 losses and trained weights stay in float32."""
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """Return the device with this name. ``auto`` selects CUDA, otherwise MPS (Apple) or the CPU.
+    """Return the device with this name. ``auto`` selects CUDA, or else MPS (Apple) or the CPU.
 
     Raises:
         ConfigError: The device is unknown or not available.
@@ -47,7 +47,7 @@ def pick_device(name: str = "auto") -> torch.device:
 def has_gpu() -> bool:
     """Return whether torch is installed and can use a GPU.
 
-    torch is imported only if the driver of a GPU is found.
+    To save time, torch is imported only if a GPU driver is found.
     """
     drivers = ("nvidiactl", "nvgpu", "nvhost-gpu", "kfd", "dxg")  # NVIDIA, Jetson, AMD, WSL
     possible = sys.platform != "linux" or any(Path("/dev", name).exists() for name in drivers)
@@ -68,11 +68,11 @@ def multiplies_bf16(device: torch.device) -> bool:
 
 
 def pick_precision(precision: str, device: torch.device) -> Literal["fp32", "tf32", "bf16", "fp16"]:
-    """Return the precision to use on a device, for a precision that may be ``auto``.
+    """Return the precision that a device uses for a precision setting, such as ``auto``.
 
-    ``auto`` selects bf16 if the hardware supports it natively, fp16 on other NVIDIA GPUs with
-    tensor cores (compute capability 7.0 and 7.5), and otherwise fp32. ``tf32`` becomes fp32 except
-    on NVIDIA GPUs.
+    ``auto`` selects bf16 if the hardware supports it natively. Other NVIDIA GPUs with tensor cores
+    (compute capability 7.0 and 7.5) use fp16, and all other devices use fp32. ``tf32`` becomes fp32
+    on devices other than NVIDIA GPUs.
 
     Raises:
         ConfigError: The precision is unknown.
@@ -92,7 +92,7 @@ def pick_precision(precision: str, device: torch.device) -> Literal["fp32", "tf3
 
 
 def product_type(precision: str) -> torch.dtype | None:
-    """Return the type to which autocast converts the factors of products, or None for float32."""
+    """Return the type that autocast uses for matrix products, or None for float32."""
     import torch
 
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
@@ -111,10 +111,11 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
 
 @contextmanager
 def float32_precision(precision: str, device: torch.device) -> Iterator[None]:
-    """Return a context in which a GPU runs float32 products and convolutions in tf32 or fp32.
+    """A context in which a GPU runs float32 products and convolutions in tf32 or fp32.
 
-    By default, torch runs convolutions in TF32 and products in float32. Unlike `autocast`, the
-    context may contain a backward pass. It changes settings of the whole process.
+    By default, torch runs convolutions in TF32 and products in float32. Unlike the context of
+    `autocast`, this context may also contain a backward pass. It changes settings of the whole
+    process.
     """
     if device.type != "cuda" or precision not in ("tf32", "fp32"):
         yield
@@ -134,10 +135,10 @@ def float32_precision(precision: str, device: torch.device) -> Iterator[None]:
 def upload(tensor: torch.Tensor, device: torch.device | None) -> torch.Tensor:
     """Copy a CPU tensor to a device without waiting for the work queued there.
 
-    A tensor that is on a device already is moved by ``Tensor.to``.
+    For a tensor that is not on the CPU, this is the same as ``Tensor.to``.
     """
     if device is None or tensor.device.type != "cpu" or device.type in ("cpu", "mps"):
-        return tensor.to(device)  # MPS reads unpinned memory too late for a copy that runs ahead
+        return tensor.to(device)  # a non-blocking copy to MPS could read memory that has changed
     if device.type == "cuda":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)

@@ -7,10 +7,10 @@
         batch_size: Annotated[int, Ge(1)] = 32
         \"\"\"Number of photos per batch.\"\"\"
 
-The annotation contains the type, bounds and choices. The docstring under the field is its help.
-`option_fields` reads both for Python, YAML files, the command line (`captioner.cli.arguments`),
-HTTP and the tables of the documentation. A `Checked` dataclass checks its values. `build_options`
-makes a dataclass from settings by name.
+The annotation contains the type, bounds and choices. The docstring under the field is its help
+text. `option_fields` reads both for Python, YAML files, the command line
+(`captioner.cli.arguments`), HTTP and the tables of the documentation. A `Checked` dataclass checks
+its values. `build_options` creates a dataclass from a mapping of setting names to values.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class Shown:
     """The appearance of a field on the command line, if its name and type are not enough."""
 
     value: str = ""
-    """Placeholder of the value in the help."""
+    """Placeholder for the value in the help."""
     flags: tuple[str, ...] = ()
-    """Flags of the option, such as ``("-o", "--output")``. Empty for ``--`` and the field's name.
-    """
+    """Flags of the option, such as ``("-o", "--output")``. If empty, the only flag is ``--`` with
+    the field's name."""
     positional: bool = False
     """True for an argument without a flag."""
     hidden: bool = False
@@ -56,12 +56,12 @@ class Shown:
 
 @dataclass(frozen=True)
 class Untrusted:
-    """The greatest values of an option for input from strangers, which limit the work per photo."""
+    """Limits on the values of an option in input from strangers, to bound the work per photo."""
 
     request: int | str
-    """Greatest value in a request to a server, or the name of the server's option that sets it."""
+    """Greatest value in a request to a server, or the name of the server option that sets it."""
     model: int | None = None
-    """Greatest default in a model folder, which may come from anyone."""
+    """Greatest default value in a model folder, because such a folder may come from anyone."""
 
 
 File = Annotated[str, Shown("FILE")]
@@ -75,30 +75,30 @@ class OptionField:
 
     name: str
     type: Any
-    """The type without its bounds and without None."""
+    """The type of the field without bounds and without None."""
     is_list: bool
     """True if the option takes several values."""
     kind: Any
-    """The type of one value; for a list, the type of its entries."""
+    """The type of one value, or of one entry of a list."""
     optional: bool
     """True if None is also allowed."""
     bounds: Interval
     """Least and greatest value of a number, or of each number in a list."""
     choices: tuple[Any, ...]
-    """Allowed values of a ``Literal``, or of the entries of a list. Empty if not restricted."""
+    """Allowed values of a ``Literal``, or of the entries of a list. Empty for other types."""
     default: Any
-    """The default. For a required field it is None (see ``required``)."""
+    """The default value. For a required field, it is None (see ``required``)."""
     required: bool
     shown: Shown
     untrusted: Untrusted | None
     marks: tuple[Any, ...]
-    """All entries of the annotation besides the type, such as ``Role.SAMPLING``."""
+    """All entries of the annotation other than the type, such as ``Role.SAMPLING``."""
     owner: type
     """The dataclass that declares the field."""
 
     @property
     def help(self) -> str:
-        """The docstring under the field, on one line, or an empty text without the source files."""
+        """The docstring under the field, on one line, or "" if the source files are missing."""
         return _field_docs(self.owner).get(self.name, "")
 
     def allows(self, value: object) -> bool:
@@ -126,16 +126,17 @@ class OptionField:
     @property
     def allowed(self) -> str:
         """The allowed values in words, for messages."""
-        return f"a list, each entry {self.allowed_entry}" if self.is_list else self.allowed_entry
+        entry = self.allowed_entry
+        return f"a list in which each entry is {entry}" if self.is_list else entry
 
     @property
     def allowed_entry(self) -> str:
-        """The allowed entries of a list in words. For other options, the allowed values."""
+        """The allowed values in words, or for a list, the allowed values of one entry."""
         if self.choices:
             return either(self.choices)
         if self.kind in (int, float):
             return allowed_numbers(self.kind, self.bounds)
-        return {bool: "true or false", str: "text"}.get(self.kind, "settings by name")
+        return {bool: "true or false", str: "text"}.get(self.kind, "a mapping of settings")
 
 
 _ABSTRACT: dict[Any, Any] = {int: Integral, float: Real, bool: bool, str: str}
@@ -143,7 +144,7 @@ _BOUNDS = {"ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operat
 
 
 def allowed_numbers(kind: type, bounds: Interval) -> str:
-    """Return the numbers within bounds in words, such as ``an integer from 1 to 20``."""
+    """Describe the numbers within bounds in words, such as ``an integer from 1 to 20``."""
     noun = "an integer" if kind is int else "a number"
     if bounds.lt == math.inf:
         noun, bounds = "a finite number", dataclasses.replace(bounds, lt=None)
@@ -159,7 +160,7 @@ def allowed_numbers(kind: type, bounds: Interval) -> str:
 
 @functools.cache
 def option_fields(options: type) -> dict[str, OptionField]:
-    """Return the fields of a dataclass by name, in their order."""
+    """Return the fields of a dataclass by name, in the order of their declaration."""
     hints = get_type_hints(options, include_extras=True)
     owners = {
         name: base for base in reversed(options.__mro__) for name in inspect.get_annotations(base)
@@ -217,13 +218,13 @@ def _read(field: dataclasses.Field[Any], hint: Any, owner: type) -> OptionField:
 
 @functools.cache
 def marked(options: type, mark: Any) -> tuple[str, ...]:
-    """Return the names of the fields of a dataclass that have a mark in their annotation."""
+    """Return the names of a dataclass's fields that have a mark in their annotation."""
     return tuple([name for name, field in option_fields(options).items() if mark in field.marks])
 
 
 @functools.cache
 def _field_docs(owner: type) -> dict[str, str]:
-    """Return the docstrings under the fields of a class. Fields of its bases are not included."""
+    """Return the docstrings under a class's own fields by name. Base classes are not searched."""
     body = _classes(owner.__module__).get(owner.__qualname__, [])
     return {
         field.target.id: " ".join(text.value.value.split())
@@ -238,7 +239,7 @@ def _field_docs(owner: type) -> dict[str, str]:
 
 @functools.cache
 def _classes(module: str) -> dict[str, list[ast.stmt]]:
-    """Return the body of each class in a module by name, or nothing without its source."""
+    """Return the body of each class in a module by name. Without source code, return no bodies."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (OSError, TypeError):  # a frozen program has no source files
@@ -250,7 +251,7 @@ def _classes(module: str) -> dict[str, list[ast.stmt]]:
 
 
 class Checked:
-    """A dataclass that checks its fields when an instance is made.
+    """A base class for dataclasses that check their fields when an instance is created.
 
     Raises:
         ConfigError: A field has the wrong type or is out of bounds.
@@ -259,18 +260,18 @@ class Checked:
     def __post_init__(self) -> None:
         for name, field in option_fields(type(self)).items():  # type: ignore[arg-type]
             value = getattr(self, name)
-            # Defaults are not checked here. A test checks that they are allowed.
+            # Skip defaults, because a test checks that they are allowed.
             if value is not field.default and not field.allows(value):
                 raise not_allowed(field, value)
 
 
 def taken(given: dict[str, Any], kind: type) -> dict[str, Any]:
-    """Remove the options of a dataclass from the given options and return them."""
+    """Remove the options that belong to a dataclass from a dictionary, and return them."""
     return {name: given.pop(name) for name in option_fields(kind) if name in given}
 
 
 def different(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that differ from the defaults, compared one by one in sections."""
+    """Return the settings that differ from their defaults. Sections are compared entry by entry."""
     found: dict[str, Any] = {}
     for name, value in given.items():
         default = defaults.get(name)
@@ -283,13 +284,13 @@ def different(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str
 
 
 def changed(options: Any) -> list[str]:
-    """Return the names of the options that do not have their defaults."""
+    """Return the names of the options that differ from their defaults."""
     fields = option_fields(type(options))  # type: ignore[arg-type]
     return [name for name, field in fields.items() if getattr(options, name) != field.default]
 
 
 def not_allowed(field: OptionField, value: object, section: str = "") -> ConfigError:
-    """Return the error for a value that has the wrong type or is out of bounds."""
+    """Return the error for a value of the wrong type or out of bounds."""
     name = f"{section}.{field.name}" if section else field.name
     return ConfigError(f"{name} is {value!r}; use {field.allowed}")
 
@@ -303,30 +304,30 @@ def flag(name: str) -> str:
 
 
 def flags_given(options: Any, *names: str) -> list[str]:
-    """Return the flags of those options in ``names`` that do not have their defaults."""
+    """Return the flags of the options in ``names`` that differ from their defaults."""
     return [flag(name) for name in changed(options) if name in names]
 
 
 def refuse(options: Any, names: Iterable[str], why: str) -> None:
-    """Raise an error for the first of these options that was set.
+    """Raise an error if one of these options differs from its default.
 
     Raises:
-        ConfigError: One of the options was set; ``why`` ends the message.
+        ConfigError: An option was set. The message is its flag, followed by ``why``.
     """
     for name in flags_given(options, *names):
         raise ConfigError(f"{name} {why}")
 
 
-# --- options from settings by name ---------------------------------------------------------------
+# --- options from named settings -----------------------------------------------------------------
 
 
 def build_options(kind: type[Options], *layers: Any) -> Options:
-    """Make a dataclass of options from settings by name.
+    """Create a dataclass of options from named settings.
 
     Args:
-        kind: The dataclass. A field with a dataclass as its type is a section.
-        *layers: Mappings, with a nested mapping for each section, or instances of ``kind``.
-            Settings of a later layer replace settings of earlier layers.
+        kind: The dataclass. A field whose type is a dataclass is a section.
+        *layers: Mappings of setting names to values, with a nested mapping for each section, or
+            instances of ``kind``. Settings of a later layer replace settings of earlier layers.
 
     Raises:
         ConfigError: A setting is unknown or invalid, or two settings contradict each other.
@@ -346,10 +347,10 @@ def build_options(kind: type[Options], *layers: Any) -> Options:
 
 
 def _section(name: str, kind: type[Options], *layers: Any) -> Options:
-    """Make the options of a section.
+    """Create the options of a section.
 
     Raises:
-        ConfigError: As for `build_options`, with names that begin with the section:
+        ConfigError: See `build_options`. Names in the message include the section, such as
             ``search.beam_size``.
     """
     try:
@@ -360,9 +361,9 @@ def _section(name: str, kind: type[Options], *layers: Any) -> Options:
 
 
 def checked_settings(kind: Any, given: Any, section: str = "") -> dict[str, Any]:
-    """Check settings by name one by one, and return them in their final types.
+    """Check named settings one by one, and return them in their final types.
 
-    Paths become text. A single value becomes a list if the option takes several.
+    Paths become text. A single value becomes a list if the option takes several values.
 
     Raises:
         ConfigError: A setting is unknown or invalid.
@@ -370,7 +371,8 @@ def checked_settings(kind: Any, given: Any, section: str = "") -> dict[str, Any]
     known, prefix = option_fields(kind), f"{section}." if section else ""
     given = vars(given) if dataclasses.is_dataclass(given) else given
     if not isinstance(given, Mapping | None):
-        raise ConfigError(f"{section or 'config'} is {given!r:.60}; pass its settings by name")
+        what = "use a mapping of setting names to values"
+        raise ConfigError(f"{section or 'config'} is {given!r:.60}; {what}")
     checked: dict[str, Any] = {}
     for name, value in (given or {}).items():
         field = known.get(name)
@@ -388,7 +390,7 @@ def checked_settings(kind: Any, given: Any, section: str = "") -> dict[str, Any]
 def _suggestion(name: Any, prefix: str, known: Mapping[str, OptionField]) -> str:
     """Return the end of a message about an unknown setting: ``; did you mean ...?``.
 
-    If the user left out the section, the setting is looked up in all sections.
+    All sections are searched, because the user may have left out the section.
     """
     names = {f"{prefix}{one}" for one in known}
     for section in known.values():
@@ -399,7 +401,7 @@ def _suggestion(name: Any, prefix: str, known: Mapping[str, OptionField]) -> str
 
 
 def similar(typed: str, names: Iterable[str]) -> list[str]:
-    """Return names that a user may have meant: with the same last part or a similar spelling."""
+    """Return the names with the same last part or a similar spelling, to suggest to the user."""
     last = typed.lstrip("-").rpartition(".")[2].replace("-", "_")
     parts = {name: name.lstrip("-").rpartition(".")[2].replace("-", "_") for name in sorted(names)}
     return [name for name, part in parts.items() if part == last][:3] or (

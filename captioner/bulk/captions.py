@@ -11,24 +11,25 @@ To caption photos in your own Ray pipeline, pass the class `Captions` to ``Datas
     )
     captioned.write_parquet("s3://bucket/captions")
 
-``captioner caption --engine ray`` uses the task `WritePart`. Each worker of
+The command ``captioner caption --engine ray`` runs the task `WritePart`. Each worker of
 `captioner.bulk.cluster` captions one part at a time, and writes it before it starts the next part.
+The process that runs the command is called the driver.
 
 The command writes a folder of numbered parts. A part is either complete or does not exist.
 
     FOLDER/_job.json         the settings; written first
-    FOLDER/_parts.jsonl.gz   the photos of each part, or its rows of a file
+    FOLDER/_parts.jsonl.gz   the photos of each part, or its range of rows in a Parquet file
     FOLDER/part-00000.jsonl  one row per photo of part 0, with captions or an error
     FOLDER/_done.json        the number of photos and of failed photos; written last
 
 The underscore hides a file from programs that read a folder of Parquet files.
 
-On a disk, a part is written under another name and then renamed. In object storage, it is written
-in one request. Both are atomic. ``_parts.jsonl.gz`` fixes the photos of every part, so a part that
-exists is finished. If a worker or the driver is killed, a part may be computed twice, and then it
-replaces itself. So the result contains each photo exactly once.
+On a disk, a part is written under a temporary name and then renamed. In object storage, a part is
+written in one request. Both are atomic. ``_parts.jsonl.gz`` fixes the photos of every part, so a
+part that exists is finished. If a worker or the driver is killed, a part may be computed twice.
+The second result then replaces the first, so the output contains each photo exactly once.
 
-When a job continues, new photos become further parts. On a disk, a lock stops a second driver.
+When a job is resumed, new photos become additional parts. On a disk, a lock stops a second driver.
 """
 
 from __future__ import annotations
@@ -67,9 +68,9 @@ Row = dict[str, Any]
 
 
 class Captions:
-    """A callable that captions batches of photos, to be passed to ``Dataset.map_batches``.
+    """A callable for ``Dataset.map_batches`` that captions batches of photos.
 
-    It removes the column of photos from a batch, keeps the other columns, and adds these:
+    It removes the column of photos from a batch, keeps all other columns and adds four columns:
 
         image     name of the photo, unless the batch already has a column of names
         caption   the best caption, or null if the photo failed
@@ -90,9 +91,9 @@ class Captions:
         """Load the model once per Ray actor, as ``captioner.load`` does.
 
         Args:
-            folders: The model, or several models that caption together.
+            folders: The model folder, or several folders for an ensemble.
             column: Column of the photos: bytes, paths or arrays.
-            names: Column of the photos' names for error messages. It need not exist.
+            names: Column of the photos' names. If the column does not exist, photos are numbered.
             device: See ``captioner.load``.
             precision: See ``captioner.load``.
             batch_size: Number of photos that are encoded together.
@@ -104,7 +105,7 @@ class Captions:
         self.model.options(**search)  # an error before the first batch
 
     def __call__(self, batch: dict[str, Any]) -> Any:
-        """Caption a batch, a NumPy array for each column, and return a ``pyarrow.Table``."""
+        """Caption a batch (one NumPy array per column), and return a ``pyarrow.Table``."""
         import pyarrow as pa
 
         photos = list(batch[self.column])
@@ -128,7 +129,7 @@ class Captions:
 
 
 def row(name: str, result: Result) -> Row:
-    """Return a photo's captions, or its error, as JSON data."""
+    """Return the captions or the error of a photo as JSON data."""
     if result.error is not None:
         return {"image": name, "error": str(result.error)}
     return {"image": name, "captions": [caption.to_dict() for caption in result.captions]}
@@ -138,7 +139,7 @@ def encode_rows(rows: Sequence[Row], format: str) -> bytes:  # noqa: A002
     """Encode rows as the content of a part file."""
     if format == "jsonl":
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        # Names that are not valid Unicode become JSON's own escapes.
+        # In names that are not valid Unicode, invalid characters become JSON escapes.
         return "".join(lines).encode("utf-8", "backslashreplace")
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -151,7 +152,7 @@ def encode_rows(rows: Sequence[Row], format: str) -> bytes:  # noqa: A002
 
 
 def decode_rows(data: bytes, format: str) -> list[Row]:  # noqa: A002
-    """Decode the rows from the content of a part file."""
+    """Decode rows from the content of a part file."""
     if format == "jsonl":
         return [json.loads(line) for line in data.split(b"\n") if line]
     import pyarrow.parquet as pq
@@ -229,7 +230,7 @@ class Output(NamedTuple):
         return []
 
     def clear(self) -> None:
-        """Remove a job. ``_job.json`` is removed last, so that an interruption can be resumed."""
+        """Remove a job. ``_job.json`` is removed last, so that the job can be cleared again."""
         for name in [DONE, *self.parts(), PARTS, JOB]:
             self.remove(name)
 
@@ -249,22 +250,22 @@ def open_job(
     resume: bool,
     force: bool,
 ) -> Iterator[list[Part]]:
-    """Start a job, or continue an interrupted or complete job, and lock its folder.
+    """Start a job, or resume an interrupted or finished job, and lock its folder.
 
     Args:
         output: Folder of the job.
         parts: The inputs, divided into parts.
-        settings: Everything that the captions depend on besides the photos, by option.
+        settings: All options that affect the captions, by name.
         size: Number of photos in a part.
-        resume: Continue the job that is in the folder, if any, and add new photos.
-        force: Remove the job that is in the folder.
+        resume: Resume the job in the folder, if it contains a job, and add new photos.
+        force: Remove the job in the folder before starting.
 
     Yields:
-        The parts of the job. A continued job keeps its parts, followed by parts of new photos.
+        The parts of the job. A resumed job keeps its parts, followed by parts of new photos.
 
     Raises:
-        ConfigError: The folder contains a job, but ``resume`` and ``force`` are both False; or the
-            job had other settings; or one of its files has changed.
+        ConfigError: The folder contains a job, but ``resume`` and ``force`` are both False. Or the
+            settings of the job or one of its files have changed.
         DataError: Another process is working on the job.
     """
     folder = output.local_folder()
@@ -279,8 +280,8 @@ def open_job(
             check_same(output.url, json.loads(before), now)
         elif before or done:
             raise ConfigError(
-                f"{output.url} has {counted(len(done), 'finished part')} of a job; add --resume "
-                "to continue it or --force to start over, or choose another folder"
+                f"{output.url} contains {counted(len(done), 'finished part')} of a job; add "
+                "--resume to continue the job or --force to start over, or choose another folder"
             )
         known = output.read(PARTS) if resume and before and not force else None
         old = [] if known is None else _decode_parts(known)
@@ -293,7 +294,7 @@ def open_job(
 
 
 def grown(old: Sequence[Part], inputs: Iterable[Part], size: int) -> list[Part]:
-    """Return the parts of a job, followed by parts of the inputs that are new.
+    """Return the parts of a job, followed by additional parts for new inputs.
 
     Args:
         old: The parts of the job.
@@ -314,7 +315,7 @@ def grown(old: Sequence[Part], inputs: Iterable[Part], size: int) -> list[Part]:
             parts.append(replace(part, number=len(parts)))
         elif files[name] != part.bytes:
             raise ConfigError(
-                f"{name} has {part.bytes:,} bytes now and had {files[name]:,} when the job began; "
+                f"{name} had {files[name]:,} bytes when the job began and now has {part.bytes:,}; "
                 "put new photos into another file, or start over with --force"
             )
     for start in range(0, len(names), size):
@@ -332,13 +333,13 @@ def _decode_parts(data: bytes) -> list[Part]:
 
 
 class Finished(NamedTuple):
-    """A finished part, with its number of photos and of failed photos."""
+    """The result of a finished part: its number, and how many photos it has and how many failed."""
 
     part: int
     photos: int
     failed: int
     error: str
-    """Message of the first failed photo, or "" if no photo failed."""
+    """The error message of the first failed photo, or "" if no photo failed."""
 
 
 @dataclass
@@ -348,7 +349,7 @@ class WritePart:
     output: Output
     model: ModelOptions
     """The models that each worker loads: folders that all machines can read, or names on the hub.
-    A batch never contains photos of two parts."""
+    Batches do not cross the border between two parts."""
     fingerprints: list[str]
     """Fingerprints of the models on the machine that starts the job."""
     search: SearchOptions
@@ -371,15 +372,15 @@ class WritePart:
 
     @cached_property
     def captioner(self) -> Captioner:
-        """The model, loaded at first use and compared with the driver's model.
+        """The model, which is loaded on first use and compared with the driver's model.
 
         Raises:
-            DataError: This machine has a different model.
+            DataError: The model on this machine differs from the driver's model.
         """
         model = self.model
         if fingerprints(model.model) != self.fingerprints:
             raise DataError(
-                f"{socket.gethostname()} has another model than the machine that started the job; "
-                "install the same captioner, and put models into a shared folder"
+                f"{socket.gethostname()} has a different model from the machine that started the "
+                "job; install the same captioner version, and put the model into a shared folder"
             )
         return load(*model.model, device=model.device, precision=model.precision)

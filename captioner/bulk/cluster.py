@@ -1,8 +1,8 @@
-"""Run the items of a job on a Ray cluster, even if processes of it are killed.
+"""Runs a task for many items on a Ray cluster, and survives the loss of worker processes.
 
-If a process dies, Ray passes its item to another process. After `RETRIES` deaths on one item, the
-job fails. Ray is imported inside functions, because `cluster` first has to decide whether Ray may
-listen to other machines.
+If a process dies, Ray passes its item to another process. After `RETRIES` such deaths for the same
+item, the job fails. Ray is imported inside functions, because `cluster` must first decide whether
+Ray may accept connections from other machines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from captioner.memory import keep_freed_memory
 from captioner.messages import first_line
 
 RETRIES = 20
-"""How often an item is passed to another process after its process died, before the job fails."""
+"""How many times an item whose process died is passed to another process, before the job fails."""
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
@@ -41,8 +41,8 @@ def run_on_cluster(
 
     Args:
         task: A callable that can be pickled.
-        items: The arguments of its calls.
-        workers: Number of processes, and the processors of each.
+        items: The items. The task is called once for each item, with the item as its argument.
+        workers: Number of processes, and number of CPUs and GPUs of each process.
         ordered: Yield results in the order of the items, not in the order in which they finish.
 
     Raises:
@@ -52,7 +52,7 @@ def run_on_cluster(
     from ray import cloudpickle
 
     count = workers.workers or _room(workers)
-    # Without a limit of calls, a process keeps its model for the next item, on a GPU too.
+    # max_calls=0 keeps a process, with its loaded model, for the next item, even on a GPU.
     remote = ray.remote(max_calls=0)(_process).options(
         name=type(task).__name__,
         num_cpus=workers.worker_cpus,
@@ -65,8 +65,8 @@ def run_on_cluster(
     submitted = yielded = 0
     try:
         while yielded < len(items):
-            # With ``ordered``, finished items wait for the next one in order. So no more than twice
-            # as many items as processes are submitted ahead of it.
+            # With ``ordered``, finished items wait until the items before them are finished. To
+            # limit how many wait, at most 2 * count items after the next result are submitted.
             while len(running) < count and submitted < min(len(items), yielded + 2 * count):
                 running[remote.remote(*given, items[submitted])] = submitted
                 submitted += 1
@@ -83,15 +83,16 @@ def run_on_cluster(
         if isinstance(error, ray.exceptions.WorkerCrashedError | ray.exceptions.NodeDiedError):
             reason = f"workers died more than {RETRIES} times on one part"
         raise DataError(
-            f"the Ray job failed ({reason}); check the machines' memory, then continue the job, "
-            "which keeps all finished parts"
+            f"the Ray job failed ({reason}); check the machines' memory, then resume the job "
+            "(finished parts are kept)"
         ) from error
 
 
 def _process(task: bytes, folder: str, item: Any) -> tuple[Any, str]:
-    """Return the result of an item, or an error message. Runs in a process of the cluster.
+    """Return the result of an item and an empty text, or None and an error message.
 
-    It returns errors as text, because Ray would turn an exception into a traceback.
+    This function runs in a process of the cluster. It returns errors as text, because Ray would
+    turn an exception into a traceback.
     """
     try:
         return _loaded(task, folder)(item), ""
@@ -103,18 +104,18 @@ def _process(task: bytes, folder: str, item: Any) -> tuple[Any, str]:
 
 @functools.lru_cache(maxsize=1)
 def _loaded(task: bytes, folder: str) -> Callable[[Any], Any]:
-    """Load the task of this process once. Ray calls it for one item after another."""
-    keep_freed_memory(threads=True)  # as the command line does
+    """Load the task, only once per process. The process then calls it for item after item."""
+    keep_freed_memory(threads=True)  # the command line does so too
     if Path(folder).is_dir():
         os.chdir(folder)
     from ray import cloudpickle
 
-    loaded: Callable[[Any], Any] = cloudpickle.loads(task)  # from the driver
+    loaded: Callable[[Any], Any] = cloudpickle.loads(task)  # the task comes from the driver
     return loaded
 
 
 def _room(workers: RayOptions) -> int:
-    """Return the number of processes that the cluster has room for, at least 1."""
+    """Return the number of worker processes that the cluster has room for, but at least 1."""
     import ray
 
     held, needed = ray.cluster_resources(), {"CPU": workers.worker_cpus, "GPU": workers.worker_gpus}
@@ -127,16 +128,16 @@ def cluster(options: RayOptions) -> Iterator[None]:
     """Connect to a Ray cluster, or start one on this machine, with room for the workers.
 
     Raises:
-        DataError: There is no cluster at this address.
+        DataError: The cluster at this address cannot be reached.
     """
     address = options.ray_address or os.environ.get("RAY_ADDRESS") or "local"
-    # The same priority as the plain command. With Ray's default niceness, 15, workers get hardly
-    # any processor time when other programs are busy.
+    # Give workers the same priority as the plain command. With Ray's default niceness of 15, they
+    # get hardly any processor time while other programs are busy.
     os.environ.setdefault("RAY_worker_niceness", "0")
     settings: dict[str, Any] = {}
     if address == "local":
-        # Ray has no authentication, so it must listen on 127.0.0.1 only. This variable, meant for
-        # systems with a firewall dialog, has that effect. Ray reads it when it is imported.
+        # Ray has no authentication, so it must listen on 127.0.0.1 only. This variable is meant for
+        # systems with a firewall dialog and has that effect. Ray reads it during its import.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         wanted = math.ceil((options.workers or 0) * options.worker_cpus)
         settings = {"include_dashboard": False, "num_cpus": max(os.cpu_count() or 1, wanted)}
@@ -146,8 +147,8 @@ def cluster(options: RayOptions) -> Iterator[None]:
         ray.init(address=address, logging_level="ERROR", log_to_driver=False, **settings)
     except (ConnectionError, ValueError, TimeoutError) as error:
         raise DataError(
-            f"--ray-address {address} cannot be reached ({first_line(error)}); start a cluster "
-            "with ray start --head, or leave the option out to use this machine"
+            f"the Ray cluster at {address} cannot be reached ({first_line(error)}); start one with "
+            "'ray start --head', or leave out --ray-address to use this machine"
         ) from error
     try:
         yield

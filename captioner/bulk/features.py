@@ -1,8 +1,9 @@
-"""Compute features on a Ray cluster. Only the driver writes them.
+"""Computes features on a Ray cluster.
 
 Workers read photos from their paths, encode them in the same batches as a single process would, and
-return the rows. The driver writes them in order. So at every moment, also after an interruption,
-the folder is byte for byte the same as with ``captioner prepare features`` without Ray.
+return the rows. Only the driver (the process that started the job) writes the rows, in their order.
+At any moment, even after an interruption, the folder therefore has exactly the bytes that
+``captioner prepare features`` writes without Ray.
 """
 
 from __future__ import annotations
@@ -43,24 +44,24 @@ class EncodePhotos:
     batch_size: int
 
     def __call__(self, item: tuple[list[Path], int]) -> list[list[EncodedPhoto]]:
-        """Encode the photos of an item, and the given number of them flipped too."""
+        """Encode the photos of an item, and encode the given number of photos also as flipped."""
         paths, flipped = item
         return list(encode_photos(paths, self.encoder, self.batch_size, flipped))
 
     @cached_property
     def encoder(self) -> FeatureEncoder:
-        """The encoder, loaded at first use and compared with the driver's encoder.
+        """The encoder, which is loaded on first use and compared with the driver's encoder.
 
         Raises:
-            DataError: This machine has a different encoder.
+            DataError: The encoder on this machine differs from the driver's encoder.
         """
         dtype = self.fingerprint["dtype"]
         encoder = open_feature_encoder(self.config, dtype=dtype, device=self.device)
         if other := difference(encoder.fingerprint, self.fingerprint):
             raise DataError(
-                f"{socket.gethostname()} has another encoder than the machine that started the "
-                f"job ({other}); install the same captioner and timm, and put the weights into "
-                "a shared folder"
+                f"{socket.gethostname()} has a different encoder from the machine that started the "
+                f"job ({other}); install the same versions of captioner and timm, and put the "
+                "weights into a shared folder"
             )
         return encoder
 
@@ -70,7 +71,7 @@ def ray_blocks(
 ) -> Callable[[int], Blocks]:
     """Return a function for ``FeatureWriter.write`` that computes blocks on the cluster.
 
-    Workers use the precision of the writer's encoder. Each of them takes whole batches of photos.
+    Workers use the precision of the writer's encoder. Each worker encodes whole batches of photos.
     """
     key = writer.encoder.fingerprint
     training = replace(config.training, precision=cast(Precision, key["precision"]))

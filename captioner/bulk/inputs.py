@@ -1,15 +1,15 @@
-"""Divide the photos of a bulk job into numbered parts, and read them from disk or object storage.
+"""Divides the photos of a bulk job into numbered parts, and reads them.
 
-The same inputs are always divided into the same parts, so any worker can compute a part again at
-any time. There are three kinds of parts:
+Photos are read from a disk or from object storage. The same inputs are always divided into the same
+parts, so any worker can compute any part at any time. There are three kinds of parts:
 
     photos      consecutive names, ``size`` per part
     parquet     consecutive rows of one file, ``size`` per part: image bytes, paths or URLs, or
                 Hugging Face's ``{"bytes", "path"}``
     tar         one WebDataset shard of any size
 
-Names may be URLs that fsspec opens (``s3://``, ``gs://``, ...). Credentials and endpoints come from
-the environment, as for the cloud's own tools.
+Names can be URLs that fsspec supports (``s3://``, ``gs://``, ...). Credentials and endpoints come
+from the same environment variables and files that the cloud's own tools use.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Kind = Literal["photos", "parquet", "tar"]
 
 @dataclass(frozen=True)
 class Part:
-    """The photos whose captions are written to one output file."""
+    """Photos whose captions are written to one output file."""
 
     number: int
     kind: Kind
@@ -62,7 +62,7 @@ class Part:
 
     @property
     def photos(self) -> int | None:
-        """Number of photos, or None for a tar file, which has no index."""
+        """The number of photos, or None for a tar file, because it has no index."""
         if self.kind == "photos":
             return len(self.names)
         return self.stop - self.start if self.kind == "parquet" else None
@@ -86,7 +86,7 @@ def divide(
         key_column: See ``CaptionRayOptions``.
 
     Raises:
-        ConfigError: A Parquet file does not have the column, or several columns could have photos.
+        ConfigError: A Parquet file does not have the column, or several columns may contain photos.
         DataError: A folder has no photos, or a Parquet or tar file cannot be read.
     """
     parts: list[Part] = []
@@ -138,7 +138,7 @@ def _find(inputs: Iterable[str], recursive: bool) -> Iterator[str]:
     for given in inputs:
         for name in _expand(given):
             if not is_local(name) and _kind(name) is not None:
-                yield name  # a request for each name in a long list would take too long
+                yield name  # not checked: one request per name would be slow for a long list
                 continue
             with _readable(name):
                 fs, path = url_to_fs(name)
@@ -154,12 +154,12 @@ def _find(inputs: Iterable[str], recursive: bool) -> Iterator[str]:
             usable = without_twins(usable)
             if not usable:
                 remedy = "check the path" if recursive else "add --recursive to search subfolders"
-                raise DataError(f"{name} has no photos, Parquet or tar files; {remedy}")
+                raise DataError(f"{name} contains no photos, Parquet files or tar files; {remedy}")
             yield from (name.rstrip("/") + one for one in sorted(usable, key=natural))
 
 
 def _expand(name: str) -> list[str]:
-    """Return the names that match a pattern. A plain name is returned unchanged."""
+    """Return the names that match a pattern, or the name itself if it is not a pattern."""
     if not glob.has_magic(name) or (is_local(name) and os.path.lexists(name)):
         return [name]
     if is_local(name):
@@ -174,7 +174,7 @@ def _expand(name: str) -> list[str]:
 
 
 _NAMES = ("path", "image", "image_path", "file_name", "filename", "file", "url", "uri")
-"""Usual names of columns with the paths of photos."""
+"""Usual names for a column that contains the paths of photos."""
 
 
 def _inspect_parquet(name: str, image: str | None, key: str | None) -> tuple[int, str]:
@@ -187,7 +187,7 @@ def _inspect_parquet(name: str, image: str | None, key: str | None) -> tuple[int
         schema, rows = held.schema_arrow, held.metadata.num_rows
 
     def is_bytes(kind: Any) -> bool:
-        if types.is_struct(kind):  # as Hugging Face's
+        if types.is_struct(kind):  # Hugging Face data sets store photos in this form
             return {"bytes", "path"} <= {field.name for field in kind}
         return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
@@ -203,9 +203,9 @@ def _inspect_parquet(name: str, image: str | None, key: str | None) -> tuple[int
         return rows, image
     found = with_bytes or [column for column in _NAMES if column in with_names]
     if len(found) != 1:
-        which = f"could be {' or '.join(found)}" if found else "is not known"
+        which = f"could be {' or '.join(found)}" if found else "is unknown"
         raise ConfigError(
-            f"{name}: the column of the photos {which}; set --image-column to one of "
+            f"the column of the photos in {name} {which}; set --image-column to one of "
             f"{', '.join(schema.names)}"
         )
     return rows, found[0]
@@ -219,13 +219,18 @@ Photo = tuple[str, Any]
 
 
 class RemoteFile:
-    """A binary file that contains a photo, or an error message that ``read`` raises."""
+    """A binary file in memory that contains a photo, or the error why the photo is missing."""
 
     def __init__(self, name: str, data: bytes | str) -> None:
+        """Create a file with these bytes, or with an error message that ``read`` will raise."""
         self.name, self._data = name, data
 
     def read(self, size: int = -1) -> bytes:
-        """Return the content from the beginning. May be called once (see ``IO.read``)."""
+        """Return the content from its beginning. Call this only once (see ``IO.read``).
+
+        Raises:
+            OSError: The photo is missing.
+        """
         if isinstance(self._data, str):
             raise OSError(self._data)
         return self._data if size < 0 else self._data[:size]
@@ -234,7 +239,7 @@ class RemoteFile:
 def read_part(part: Part) -> Iterator[Photo]:
     """Yield the photos of a part in order, reading ahead from object storage.
 
-    For a damaged tar or Parquet file, yield the photos before the damage and then the error.
+    For a damaged tar or Parquet file, yield the photos before the damage, and then the error.
     """
     name = part.names[0]
     if part.kind == "tar":
@@ -245,37 +250,37 @@ def read_part(part: Part) -> Iterator[Photo]:
     try:
         yield from photos
     except (OSError, tarfile.TarError, ValueError) as error:  # pyarrow's errors are ValueErrors
-        problem = f"the {part.kind} file is damaged here: {first_line(error)}"
+        problem = f"the {part.kind} file is damaged at this point ({first_line(error)})"
         yield name, RemoteFile(name, problem)
 
 
 def _open(photo: Photo) -> Photo:
-    """Download a photo if its source is a URL, and return it. Bytes become a file."""
+    """Return a photo with a source that can be read: URLs are downloaded and bytes become files."""
     name, source = photo
     if source is None:
-        return name, RemoteFile(name, "no image in this row")
+        return name, RemoteFile(name, "this row has no image")
     if isinstance(source, bytes):
         return name, RemoteFile(name, source)
     if isinstance(source, RemoteFile) or is_local(source):
         return photo
     try:
         with fsspec.open(source, "rb") as file:
-            return name, RemoteFile(name, file.read(MAX_STREAM_BYTES + 1))  # at most that is read
-    except Exception as error:  # each protocol has its own
+            return name, RemoteFile(name, file.read(MAX_STREAM_BYTES + 1))  # larger: an error later
+    except Exception as error:  # each protocol raises errors of its own classes
         return name, RemoteFile(name, first_line(error))
 
 
 def _checked(name: str) -> str | RemoteFile:
-    """Return a path or URL from a table, or an error if it is not allowed.
+    """Return a path or URL from a Parquet file, or an error if it is not allowed.
 
-    A table may come from a stranger. Its names must not make this program read files outside the
-    current folder or request web addresses.
+    The file may come from a stranger. Its entries must not make this program read files outside the
+    current folder or send requests to web servers.
     """
     protocol = "" if is_local(name) else name.partition("://")[0]
     if is_local(name) and ".." in PurePath(name).parts:
-        problem = "a path in a table contains .., which is not allowed"
+        problem = "a path in a Parquet file must not contain '..'"
     elif "::" in name or (protocol and protocol not in STORAGE):
-        problem = f"a URL in a table is not in object storage ({', '.join(STORAGE)})"
+        problem = f"a URL in a Parquet file must be in object storage ({', '.join(STORAGE)})"
     else:
         return name
     return RemoteFile(name, f"{problem}; pass a list of the photos with --from-file instead")
@@ -284,12 +289,12 @@ def _checked(name: str) -> str | RemoteFile:
 def _read_tar(name: str) -> Iterator[Photo]:
     """Yield the first photo of each sample in a tar file.
 
-    Consecutive files whose names are equal up to the first dot are one sample.
+    Consecutive files with names that are equal up to the first dot form one sample.
     """
     last, blocks = None, 0
 
     class Member(tarfile.TarInfo):
-        """A member of a tar file. Reading its header counts damaged blocks."""
+        """A member of a tar file. While its header is read, damaged blocks are counted."""
 
         @classmethod
         def frombuf(cls, buf: Any, encoding: str, errors: str) -> Any:
@@ -302,13 +307,14 @@ def _read_tar(name: str) -> Iterator[Photo]:
 
     with (
         fsspec.open(name, "rb") as file,
-        # ignore_zeros: continue after damaged blocks, and after the end of an archive that is
-        # followed by another one.
+        # ignore_zeros: continue after damaged blocks, and read all archives of a file that consists
+        # of several archives.
         tarfile.open(fileobj=file, mode="r|", ignore_zeros=True, tarinfo=Member) as tar,
     ):
         for member in chain(tar, [None]):
             if blocks:
-                problem = f"the tar file is damaged before here: {counted(blocks, 'block')} skipped"
+                skipped = counted(blocks, "damaged block")
+                problem = f"the tar file has {skipped} before this point, which cannot be read"
                 yield name, RemoteFile(name, problem)
                 blocks = 0
             if member is None:
@@ -325,7 +331,7 @@ def _read_tar(name: str) -> Iterator[Photo]:
 
 
 def _read_parquet(part: Part) -> Iterator[Photo]:
-    """Yield the name and source of each row of a part. Only the row groups of the part are read."""
+    """Yield the name and source of each row of a part. Other row groups are not read."""
     import pyarrow.parquet as pq
 
     [file_name], key = part.names, part.key_column

@@ -21,25 +21,26 @@ class RayOptions:
     """Millions of photos."""
 
     engine: Literal["plain", "ray"] = "plain"
-    """Choose how to run. plain: in this process. ray: on a Ray cluster, or in several processes of
-    this machine. With ray, captioning also reads Parquet files, WebDataset tars and object storage
-    (s3://...), and writes numbered parts to the folder -o. Features are the same with both; ray
-    reads the photos from a disk that all machines share."""
+    """Choose where the work runs. plain: in this process. ray: on a Ray cluster, or in several
+    processes on this machine. With ray, captioning also reads Parquet files, WebDataset tar files
+    and object storage (s3://...), and it writes numbered parts to the folder -o. Features are the
+    same with both engines, but ray needs the photos on a disk that all machines share."""
     part_photos: Positive | None = None
-    """Divide the photos into parts of this size (default: 1000, or 256 for features). A tar file is
-    always one part, and parts of features are rounded up to whole batches."""
+    """Divide the photos into parts of this many photos (default: 1000 for captions, 256 for
+    features). A tar file is always one part. For features, the size is rounded up to whole
+    batches."""
     workers: Positive | None = None
-    """Run this number of processes (default: as many as the cluster has room for)."""
+    """Run this many worker processes (default: as many as the cluster has room for)."""
     worker_cpus: Share = 1.0
-    """Reserve this number of CPUs for each process."""
+    """Reserve this number of CPUs for each worker process."""
     worker_gpus: Share = 0.0
-    """Reserve this number of GPUs for each process. With 0.5, two processes share a GPU."""
+    """Reserve this number of GPUs for each worker process. With 0.5, two processes share a GPU."""
     ray_address: Annotated[str, Shown("HOST:PORT")] | None = None
-    """Join the cluster at this address, or the cluster that Ray finds by itself (auto). Default:
-    the variable RAY_ADDRESS, or a new cluster on this machine."""
+    """Join the Ray cluster at this address. auto: the cluster that Ray detects (default: the
+    environment variable RAY_ADDRESS if it is set, otherwise a new cluster on this machine)."""
 
     def worker_device(self, device: str) -> str:
-        """Return the device of workers: "auto" means the CPU unless they have reserved a GPU."""
+        """Return the device of the workers. ``auto`` is the CPU if no GPU is reserved for them."""
         return "cpu" if device == "auto" and not self.worker_gpus else device
 
 
@@ -50,26 +51,26 @@ class CaptionRayOptions(RayOptions):
     image_column: str | None = None
     """Read the photos from this Parquet column, as bytes, paths or URLs (default: detected)."""
     key_column: str | None = None
-    """Read the photos' names for the output from this Parquet column (default: the photo's path, or
-    the Parquet file and row number)."""
+    """Read the photos' names for the output from this Parquet column (default: use the photo's
+    path, or the Parquet file and row number)."""
 
 
 def on_ray(options: RayOptions) -> bool:
     """Return whether the engine is ray.
 
     Raises:
-        ConfigError: Ray is not installed; workers have neither a CPU nor a GPU; or an option for
-            Ray is set, but the engine is plain.
+        ConfigError: Ray is not installed, or no CPU or GPU is reserved for workers. Or an option
+            for Ray is set, but the engine is plain.
     """
     if options.engine == "plain":
         of_ray = option_fields(CaptionRayOptions)
         for name in changed(options):
             if name in of_ray:
                 raise ConfigError(
-                    f"{name} needs engine ray; set engine to ray, or leave {name} out"
+                    f"{name} needs the engine 'ray'; set engine to 'ray', or leave out {name}"
                 )
         return False
     if not (options.worker_cpus or options.worker_gpus):
-        raise ConfigError("worker_cpus and worker_gpus are 0; set one of them to 1 or more")
-    require_extra("ray", "engine ray")
+        raise ConfigError("worker_cpus and worker_gpus are both 0; set one of them above 0")
+    require_extra("ray", "the engine 'ray'")
     return True

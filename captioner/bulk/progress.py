@@ -1,4 +1,4 @@
-"""Report the progress of a bulk job once a minute, for logs, which show no progress bar."""
+"""Reports the progress of a bulk job once a minute, for logs that cannot show a progress bar."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ EVERY = 60.0
 
 
 class Log:
-    """A context manager that reports progress from a thread of its own.
+    """A context manager that reports progress from its own thread.
 
-    It needs a thread because one part may take longer than a minute. It reports nothing if standard
-    error is a terminal, where a progress bar is shown instead.
+    It needs a thread because one part may take longer than a minute. If standard error is a
+    terminal, it does not report anything, because a progress bar is shown instead.
     """
 
     def __init__(self, parts: int, finished: int, say: Callable[[str], None]) -> None:
-        """Set the number of parts, how many an earlier run finished, and the report function."""
+        """Set the number of parts, how many an earlier run finished, and the print function."""
         self.parts, self._earlier, self._say = parts, finished, say
         self.done = self.photos = self.failed = 0
         self._new = self._new_photos = 0
@@ -30,7 +30,7 @@ class Log:
         self._thread = Thread(target=self._run, daemon=True)
 
     def add(self, photos: int, failed: int, *, new: bool) -> None:
-        """Count a finished part. ``new``: it was captioned in this run, not in an earlier one."""
+        """Count a finished part. ``new`` is false if an earlier run captioned it."""
         self.done += 1
         self.photos += photos
         self.failed += failed

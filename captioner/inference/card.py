@@ -1,7 +1,7 @@
-"""The card of a model: ``README.md`` in its folder, with a header for the hub.
+"""The model card: the file ``README.md`` of a model folder, with a header for the hub.
 
-A card is written for every trained model, from its ``config.json`` and the ``config.yaml`` of its
-run. It contains no paths, file names or photos of the training data, so it can be published.
+Every trained model gets a card, made from its ``config.json`` and the ``config.yaml`` of its run.
+The card contains no paths, file names or photos of the training data, so it can be published.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TEMPLATE = Path(__file__).with_name("card.md")
 PICTURE = "attention.png"
 METRICS = ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "METEOR", "ROUGE_L", "CIDEr", "CIDEr_D", "SPICE")
 _HUB_METRICS = {"Bleu": "bleu", "METEOR": "meteor", "ROUGE": "rouge", "CIDEr": "cider"}
-"""Identifiers of metrics on the hub, by the beginning of our names for them."""
+"""Identifiers of metrics on the hub, keyed by the first letters of their names in captioner."""
 
 
 def files_to_push(
@@ -47,25 +47,28 @@ def files_to_push(
     options: CardOptions,
     caption_photo: Callable[[Image.Image], Caption],
 ) -> dict[str, bytes | Path]:
-    """Return the files of a model folder, with its card, by name.
+    """Return the files of a model folder by name, with a model card.
 
-    An edited card is kept. If it has no header for the hub, a header is added.
+    A card that was edited is kept. If it has no header for the hub, a header is added.
 
     Args:
         folder: The model folder.
         repo: The repository on the hub, ``user/name``.
         options: Options of the card.
-        caption_photo: Captions the photo of ``picture`` with the model.
+        caption_photo: Function that captions the photo ``options.picture`` with the model.
 
     Raises:
         ConfigError: The model has no weights, or a report cannot be read or added to an edited
             card.
-        ImageError: The photo of ``picture`` cannot be read.
+        ImageError: The photo ``options.picture`` cannot be read.
         ModelError: The model folder cannot be read.
     """
     config = read_config(folder)
     if not (folder / WEIGHTS).is_file():
-        raise ConfigError(f"{folder} is exported; push the model folder that it was exported from")
+        raise ConfigError(
+            f"{folder} contains an exported model without weights; push the model folder that it "
+            "was exported from"
+        )
     files: dict[str, bytes | Path] = {
         name: folder / name for name in MODEL_FILES if (folder / name).is_file()
     }
@@ -79,8 +82,8 @@ def files_to_push(
     headed, shown = own.startswith("---\n"), options.picture is not None
     if shown or options.reports or (headed and (options.license or options.datasets)):
         raise ConfigError(
-            f"{folder / CARD} was edited, so that nothing can be added to it; edit it yourself, or "
-            "remove the file for a new card"
+            f"{folder / CARD} was edited by hand, so options of the card cannot be applied; edit "
+            "the file yourself, or delete it to generate a new card"
         )
     if not headed:
         files[CARD] = f"{_header(config, repo.partition('/')[2], options, {})}\n\n{own}".encode()
@@ -88,7 +91,7 @@ def files_to_push(
 
 
 def _picture(photo: Photo, caption_photo: Callable[[Image.Image], Caption]) -> tuple[str, bytes]:
-    """Return the model's caption of a photo, and a figure of its attention."""
+    """Return the model's caption of a photo, and a figure with the attention maps."""
     from captioner.drawing.figure import overlay
 
     image = open_image(photo)
@@ -106,9 +109,9 @@ def make_card(
 ) -> str:
     """Return the card of a model for the repository ``user/name``.
 
-    The last line of the card marks it as generated. If a model folder is in its run folder, the
-    card lists the settings of the run. A copied model folder keeps the settings in its generated
-    card.
+    The last line of the card marks it as generated. If the model folder is inside its run folder,
+    the card lists the settings of the run. If the folder was copied elsewhere, the settings are
+    taken from its earlier card.
 
     Raises:
         ConfigError: A report cannot be read, or two reports are about the same data set.
@@ -121,14 +124,14 @@ def make_card(
         report = _read_report(path)
         name = Path(str(report.get("annotations", "captions"))).stem
         if reports.setdefault(name, report) is not report:
-            raise ConfigError(f"two reports are about {name}; use one report per data set")
+            raise ConfigError(f"two reports are about {name!r}; use only one report per data set")
     name = repo.partition("/")[2] if repo else (_run(folder) or folder.resolve()).name
     styles = ", ".join(f"`{style}`" for style in config.get("styles", ()))
     required = config.get("requires", ())  # scorers or encoders that are not built in
     packages = dict.fromkeys(one["package"] for one in required if "package" in one)
     own_code = (
-        f"The {one['kind']} `{one['name']}` is code of the author, which is not in this folder; "
-        f"register it before loading the model (`captioner.register_{one['kind']}`)."
+        f"The {one['kind']} `{one['name']}` is the author's own code and is not included in this "
+        f"folder. Register it with `captioner.register_{one['kind']}` before you load the model."
         for one in required
         if "package" not in one
     )
@@ -167,12 +170,12 @@ def _marked(text: str) -> str:
 
 
 def is_generated(card: str) -> bool:
-    """Return whether a card is unchanged since `make_card` wrote it."""
+    """Return whether a card is still exactly as `make_card` wrote it."""
     return card == _marked(card.rstrip("\n").rpartition("\n\n")[0] + "\n")
 
 
 def readable(card: str) -> str:
-    """Return a card for a terminal, without header, last line and control characters."""
+    """Return a card for a terminal, without its header, last line and control characters."""
     if card.startswith("---\n"):
         card = card.partition("\n---\n")[2]
     lines = [line for line in card.splitlines() if not line.startswith("<!-- generated by")]
@@ -186,7 +189,7 @@ def _read_report(path: str | Path) -> Report:
         report["metrics"].keys()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"{path} has no caption scores; use a report of captioner evaluate --annotations -o"
+            f"{path} has no caption scores; use a report from captioner evaluate --annotations -o"
         ) from error
     return report
 
@@ -268,15 +271,15 @@ def _validation_scores(row: Mapping[str, Any]) -> str:
     return (
         "## Scores\n\n"
         f"Validation during training{photos}: CIDEr {100 * row['CIDEr']:.1f}, BLEU-4 "
-        f"{100 * row['Bleu_4']:.1f}. These photos selected the model, so the scores are "
-        "optimistic; other photos, and intervals, were not evaluated (`captioner evaluate`)."
+        f"{100 * row['Bleu_4']:.1f}. The model was selected on the same photos, so these scores "
+        "are optimistic. Run `captioner evaluate` for scores on other photos, with intervals."
     )
 
 
 def score_table(reports: Mapping[str, Report], metrics: Sequence[str]) -> str:
     """Return a Markdown table of scores in percent, with intervals.
 
-    It has a row per report and a column per metric.
+    The table has one row per report and one column per metric.
     """
     rows = ["| photos | " + " | ".join(metrics) + " |", "|---" * (len(metrics) + 1) + "|"]
     for name, report in reports.items():
@@ -290,14 +293,14 @@ def score_table(reports: Mapping[str, Report], metrics: Sequence[str]) -> str:
 
 
 def with_interval(value: float | None, ends: Sequence[float] | None, form: str) -> str:
-    """Return a number with its interval, if they were measured."""
+    """Return a number with its interval as text, or ``not measured``."""
     if value is None:
         return "not measured"
     return f"{value:{form}}" + (f" ({ends[0]:{form}} to {ends[1]:{form}})" if ends else "")
 
 
 def _training(folder: Path, config: Mapping[str, Any]) -> str:
-    """Return data, epoch and settings of the training, or an empty text if nothing is known."""
+    """Return the card's section on the training, or an empty text if nothing is known about it."""
     run, card = _run(folder), folder / CARD
     if run is None and card.is_file() and is_generated(card.read_text(encoding="utf-8")):
         text = card.read_text(encoding="utf-8").rpartition("\n\n<!--")[0]
@@ -307,12 +310,12 @@ def _training(folder: Path, config: Mapping[str, Any]) -> str:
     data = config.get("info", {}).get("data")
     lines = [f"{data}."] if isinstance(data, str) else []
     if "train_photos" in row:
-        lines.append(f"Trained on {counted(row['train_photos'], 'photo')}.")
+        lines.append(f"The model was trained on {counted(row['train_photos'], 'photo')}.")
     if "epoch" in row:
-        lines.append(f"Weights of epoch {row['epoch']}, step {row['step']:,}.")
+        lines.append(f"Its weights are from epoch {row['epoch']}, step {row['step']:,}.")
     if "average_of_epochs" in row:
         epochs = ", ".join(map(str, row["average_of_epochs"]))
-        lines.append(f"The mean of the weights of epochs {epochs}.")
+        lines.append(f"Its weights are the mean of the weights after epochs {epochs}.")
     text = " ".join(lines)
     if settings := _settings(run):
         text += (
@@ -333,7 +336,7 @@ def _settings(run: Path | None) -> str:
     found = _public(TrainConfig, given, defaults)
     encoder = found.get("encoder", {})
     if str(encoder.get("weights", "")).endswith((".safetensors", ".pth")):
-        encoder["weights"] = "(a file of the author)"
+        encoder["weights"] = "(the author's own file)"
     if "init_from" in found:
         found["init_from"] = _public_name(found["init_from"])
     return yaml.safe_dump(found, sort_keys=False, allow_unicode=True) if found else ""
@@ -355,5 +358,5 @@ def _public(kind: Any, given: Mapping[str, Any], defaults: Mapping[str, Any]) ->
 
 
 def _public_name(model: str) -> str:
-    """Return the name of a model without the path of a folder."""
-    return model if model == "shipped" or model.startswith("hf:") else "(a model of the author)"
+    """Return the name of a model, or a placeholder if the name is a path."""
+    return model if model == "shipped" or model.startswith("hf:") else "(the author's own model)"

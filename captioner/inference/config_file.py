@@ -1,4 +1,4 @@
-"""``config.json`` of a model folder: architecture, preprocessing, vocabulary, search defaults."""
+"""The file ``config.json``: a model's architecture, preprocessing, vocabulary, search defaults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from captioner.text.vocabulary import Subwords, Vocabulary
 
 FORMAT_VERSION = 1
 REMOVED_SEARCH = ("guidance",)
-"""Search options of earlier versions, which model folders still contain. They are ignored."""
+"""Search options of earlier versions that model folders may still contain. They are ignored."""
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         kind = "is a file" if path.exists() else "does not exist"
         raise ModelError(
             f"the model folder {path} {kind}; use a folder with {CONFIG} and {WEIGHTS}, or "
-            "hf:user/name for a model of the Hugging Face hub"
+            "hf:user/name for a model on the Hugging Face hub"
         )
     _require(path, CONFIG)
     try:
@@ -44,7 +44,9 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         ) from error
     version = config.get("format_version") if isinstance(config, dict) else None
     if not isinstance(version, int):
-        raise ModelError(f"{path / CONFIG} is not a captioner model config: no format_version")
+        raise ModelError(
+            f"{path / CONFIG} is not a captioner model config: 'format_version' is missing"
+        )
     if version != FORMAT_VERSION:
         raise ModelError(
             f"{path} was written by a newer captioner (format {version}, supported: "
@@ -69,14 +71,14 @@ def read_search(folder: str | Path) -> tuple[SearchOptions, Vocabulary]:
 
 
 def read_settings(folder: str | Path) -> dict[str, Any]:
-    """Return the settings that a fine-tuning run takes over from a model, as in ``TrainConfig``."""
+    """Return the settings that fine-tuning takes over from a model, keyed as in ``TrainConfig``."""
     path = find_model(folder)
     config = read_config(path)
     with config_errors(path):
         decoder = dataclasses.asdict(build_options(DecoderConfig, config["decoder"]))
         del decoder["dropout"]  # a setting of the run, not of the model
         tokenizer = config.get("tokenizer", "words")
-        # certainty needs the calibrated truth of words, and the new model is not calibrated.
+        # The new model is not calibrated, and certainty needs calibrated probabilities of words.
         search = dataclasses.replace(search_of(config), certainty=0.0)
         return {"search": search, "decoder": decoder, "data": {"tokenizer": tokenizer}}
 
@@ -85,14 +87,15 @@ def search_of(config: dict[str, Any]) -> SearchOptions:
     """Return the model's default search options.
 
     Raises:
-        ConfigError: The defaults would let a search run almost without end.
+        ConfigError: A default is so large that a search could take almost forever.
     """
     given = {name: value for name, value in config["search"].items() if name not in REMOVED_SEARCH}
     search = SearchOptions(**given)
     for name, option in option_fields(SearchOptions).items():
         limit = option.untrusted and option.untrusted.model
         if limit and getattr(search, name) > limit:
-            raise ConfigError(f"search.{name} is {getattr(search, name)}; at most {limit}")
+            value = getattr(search, name)
+            raise ConfigError(f"search.{name} is {value}, which is above the limit of {limit}")
     return search
 
 
@@ -103,7 +106,7 @@ def read_vocabulary(folder: Path, config: dict[str, Any]) -> Vocabulary:
         ModelError: The sub-word tokenizer cannot be used.
     """
     words, styles = config["vocabulary"], config.get("styles", ())
-    "".join(words).encode()  # raises an error for half of a surrogate pair
+    "".join(words).encode()  # raises an error if a word contains half of a surrogate pair
     if config.get("tokenizer", "words") == "words":
         return Vocabulary(words, styles)
     path = folder / TOKENIZER
@@ -119,17 +122,17 @@ def read_vocabulary(folder: Path, config: dict[str, Any]) -> Vocabulary:
 
 @contextmanager
 def config_errors(folder: Path) -> Iterator[None]:
-    """Report a missing or wrong entry of the config as one line.
+    """Report a missing or invalid entry of the config as an error of one line.
 
     Raises:
-        ModelError: The block reads an entry that is missing or has a wrong value.
+        ModelError: The block reads an entry that is missing or invalid.
     """
     try:
         yield
     except ModelError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, CaptionerError) as error:
-        reason = f"lacks {error}" if isinstance(error, KeyError) else str(error)
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise ModelError(f"{folder / CONFIG} is not a captioner model config: {reason}") from error
 
 

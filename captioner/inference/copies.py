@@ -22,17 +22,17 @@ from captioner.inference.stored_model import StoredModel
 
 
 class Portable:
-    """Copying and pickling of a loaded model."""
+    """A base class that makes loaded models copyable and picklable."""
 
     _opened: tuple[Sequence[StoredModel], str, Precision]
-    """The arguments that the model was made with: models, device and precision."""
+    """The arguments that created the object: models, device and precision."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the folders, the device and the precision.
 
         Raises:
             ConfigError: A model was never saved, or was changed in memory after it was read.
-            ModelError: A folder does not exist any more.
+            ModelError: The folder of a model no longer exists.
         """
         models, device, precision = self._opened
         folders = tuple(map(_unchanged_folder, models))
@@ -45,7 +45,7 @@ class Portable:
         return new
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Portable:
-        """Return a copy of the model as it is in memory, with its own network."""
+        """Return a copy with its own network, including changes made in memory."""
         models, device, precision = self._opened
         kind: Any = type(self)
         copied: Portable = kind(*copy.deepcopy(models, memo), device=device, precision=precision)
@@ -56,7 +56,7 @@ class Portable:
 def _load(
     kind: Any, folders: Sequence[Path], times: object, device: str, precision: Precision
 ) -> Any:
-    """Load models into an object of a class, or return the loaded object if no file has changed."""
+    """Load models as an instance of a class. While no file changes, return the same instance."""
     del times
     return kind(*map(load_model, folders), device=device, precision=precision)
 
@@ -68,25 +68,25 @@ def _times(folders: Sequence[Path]) -> tuple[int, ...]:
 
 
 def _unchanged_folder(model: StoredModel) -> Path:
-    """Return the absolute path of the folder from which a model can be read again."""
-    advice = "save it with model.save(FOLDER) and use captioner.load(FOLDER), which can be pickled"
+    """Return the absolute path of a model's folder, if it still contains the same model."""
+    advice = "save it with model.save(FOLDER), and pickle the result of captioner.load(FOLDER)"
     if model.folder is None:
-        raise ConfigError(f"the model cannot be pickled, as it is in memory only; {advice}")
+        raise ConfigError(f"the model cannot be pickled, because it was never saved; {advice}")
     if not model.folder.is_dir():
         raise ModelError(
-            f"the model cannot be pickled, as its folder {model.folder} does not exist any more; "
-            "restore it, or save the model with model.save(FOLDER) and load that"
+            f"the model cannot be pickled, because its folder {model.folder} no longer exists; "
+            f"restore the folder, or {advice}"
         )
     if not _same(model, load_model(model.folder)):
         raise ConfigError(
-            "the model cannot be pickled, as it was changed after it was read from "
+            "the model cannot be pickled, because it was changed after it was read from "
             f"{model.folder}; {advice}"
         )
     return model.folder.resolve()
 
 
 def _same(one: StoredModel, other: StoredModel) -> bool:
-    """Return whether the parts that both models have read are equal."""
+    """Return whether two models are equal. Networks that were not read yet are not compared."""
 
     def parts(model: StoredModel) -> list[object]:
         return [

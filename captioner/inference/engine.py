@@ -29,20 +29,20 @@ from captioner.search.worth import Worth
 from captioner.text.vocabulary import END, PAD, Vocabulary
 
 ATTENTION_METHODS = ("attention", "attention_gate")
-"""Explanation methods that need only the output of the decoder for each word."""
+"""Explanation methods that need only the decoder's output for each word."""
 
 
 class Prepared(NamedTuple):
     """A photo that is ready for the encoders."""
 
     pixels: tuple[NDArray[np.uint8], ...]
-    """Pixels for every model, each (H, W, 3)."""
+    """The pixels for each model, (H, W, 3)."""
     crop_box: CropBox
     """The part of the photo that the first model sees."""
 
     @property
     def seed(self) -> int:
-        """Seed for random sampling, derived from the pixels.
+        """The seed for random sampling, derived from the pixels.
 
         A photo therefore gets the same captions in every batch.
         """
@@ -50,7 +50,7 @@ class Prepared(NamedTuple):
 
 
 class CaptionScores(NamedTuple):
-    """Teacher-forced results of captions: T steps, V words, L regions."""
+    """The decoder's results for given captions (teacher forcing): T steps, V words, L regions."""
 
     log_probs: Array
     """Log-probability of every word at each step, (B, R, T, V)."""
@@ -60,7 +60,7 @@ class CaptionScores(NamedTuple):
     """Context gates, (B, R, T)."""
 
     def hypothesis(self, row: int, tokens: list[int]) -> Hypothesis:
-        """Return the first caption of a photo in the form of a search result, as NumPy arrays."""
+        """Return the first caption of a photo as a search would return it, in NumPy arrays."""
         length = len(tokens)
         log_probs = self.log_probs[row, 0, np.arange(length + 1), [*tokens, END]]
         return Hypothesis(
@@ -74,7 +74,7 @@ class CaptionScores(NamedTuple):
 
 
 class Engine(Protocol):
-    """An engine that runs one model. Its arrays belong to its own library and device."""
+    """An engine that runs one model. It computes with the arrays of its own library and device."""
 
     name: str
     """Name of the encoder."""
@@ -86,7 +86,7 @@ class Engine(Protocol):
     """Precision in use: ``fp32``, ``tf32``, ``bf16``, ``fp16`` or ``int8``."""
 
     def running(self) -> AbstractContextManager[object]:
-        """Return the context in which the search and the other methods must be called."""
+        """Return a context manager. The search and all other methods must run inside it."""
 
     def encode(self, pixels: NDArray[np.uint8]) -> Any:
         """Encode photos (B, H, W, 3) to features, returned as opaque grids."""
@@ -95,16 +95,16 @@ class Engine(Protocol):
         """Precompute the decoder's per-photo inputs, returned as an opaque memory."""
 
     def read(self, grids: Any) -> Reading | None:
-        """Return the reading of the photos, or None if the model has no reading."""
+        """Return what the model reads from the photos, or None if the model has no reading."""
 
     def summary(self, memory: Any) -> NDArray[np.float32]:
-        """Return the mean feature of each photo's regions, as the decoder uses them, (B, D)."""
+        """Return the mean of each photo's region features, as the decoder uses them, (B, D)."""
 
     def stepper(self, memory: Any, start: int) -> Any:
-        """Return a new ``Stepper`` for the search, which begins at the start token."""
+        """Return a new ``Stepper`` for a search that begins with the start token."""
 
     def score(self, memory: Any, tokens: NDArray[np.int64]) -> CaptionScores:
-        """Score captions as token ids, (B, R, T): start token, words, then padding."""
+        """Score captions. Their token ids are the start token, words and padding, (B, R, T)."""
 
 
 def _average(
@@ -112,7 +112,7 @@ def _average(
 ) -> tuple[Array, Array, Array]:
     """Return the mean of the probabilities, and of attention and gates if the grids agree.
 
-    Otherwise, attention and gates are the first member's; see `Ensemble`.
+    If the grids differ, attention and gates come from the first member (see `Ensemble`).
     """
     log_probs, *maps = zip(*parts, strict=True)
     alphas, gates = (mean(each if one_grid else each[:1]) for each in maps)
@@ -120,10 +120,10 @@ def _average(
 
 
 class EnsembleStepper:
-    """Steppers of several models that step together (see `Ensemble`).
+    """A stepper that advances the steppers of several models together (see `Ensemble`).
 
-    The steppers must be new and share vocabulary and photos. If ``one_grid`` is true, region l is
-    the same part of the photo for every model.
+    The steppers must be new, and must have the same vocabulary and photos. If ``one_grid`` is true,
+    region l is the same part of the photo for every model.
     """
 
     def __init__(self, members: Sequence[Stepper], *, one_grid: bool) -> None:
@@ -156,8 +156,8 @@ class EnsembleStepper:
 class Ensemble:
     """One or several models with the same vocabulary, ready for inference.
 
-    Word probabilities are averaged. Attention is averaged if all models see a photo through the
-    same grid. Otherwise the attention of the first model is used.
+    Word probabilities are averaged. Attention is averaged if all models divide a photo into the
+    same regions. Otherwise, the attention of the first model is used.
     """
 
     def __init__(self, engines: Sequence[Engine]) -> None:
@@ -179,7 +179,7 @@ class Ensemble:
         return Prepared(pixels, self.engines[0].preprocessing.crop_box(*image.size))
 
     def encode(self, photos: Sequence[Prepared]) -> list[Any]:
-        """Encode photos, and return the grids of every model."""
+        """Encode photos, and return one object of encoded photos (grids) per model."""
         with self.engines[0].running():
             return [
                 engine.encode(np.stack([photo.pixels[number] for photo in photos]))
@@ -187,7 +187,7 @@ class Ensemble:
             ]
 
     def memories(self, grids: Sequence[Any]) -> list[Any]:
-        """Return the decoder's per-photo inputs, one memory per model."""
+        """Precompute the decoder's per-photo inputs, and return one memory per model."""
         with self.engines[0].running():
             return [engine.memory(grid) for engine, grid in zip(self.engines, grids, strict=True)]
 
@@ -226,7 +226,7 @@ class Ensemble:
         options: SearchOptions,
         vocabulary: Vocabulary,
     ) -> list[Hypothesis | None]:
-        """Continue a caption of each photo (see ``left_out.continuations``)."""
+        """Continue one caption of each photo (see ``left_out.continuations``)."""
         words, start = encode_search_words(options, vocabulary), vocabulary.start(options.style)
         with self.engines[0].running():
             return continuations(self._stepper(memories, start), captions, options, words)
@@ -241,7 +241,7 @@ class Ensemble:
     def score(
         self, memories: Sequence[Any], captions: Sequence[Sequence[list[int]]], start: int
     ) -> CaptionScores:
-        """Score the captions of each photo, passed as token ids. The results are NumPy arrays."""
+        """Score given captions of each photo (lists of token ids), and return NumPy arrays."""
         count = max(len(group) for group in captions)
         longest = max(len(tokens) for group in captions for tokens in group)
         inputs = np.full((len(captions), count, longest + 1), PAD, dtype=np.int64)
@@ -257,18 +257,18 @@ class Ensemble:
 
 
 def pixel_format(preprocessing: Preprocessing) -> tuple[object, ...]:
-    """Return the properties of a model's input that determine its pixels."""
+    """Return the properties of a model's input that determine its pixel values."""
     return preprocessing.image_size, preprocessing.resize, preprocessing.channel_order
 
 
 def _same_view(one: Engine, other: Engine) -> bool:
-    """Return whether two models see every photo through the same grid.
+    """Return whether two models divide every photo into the same regions.
 
-    Region l must be the same part of the photo for both, within 0.1 of a region.
+    Region l must be the same part of the photo for both models, within 0.1 of a region.
     """
     if (one.grid, one.preprocessing.resize) != (other.grid, other.preprocessing.resize):
         return False
-    mine, theirs = (  # (2, 2) first and pitch of each axis, in sides of the input
+    mine, theirs = (  # (2, 2): first and pitch of each axis, as fractions of the input's side
         np.array(each.geometry)[:, :2] / each.preprocessing.image_size for each in (one, other)
     )
     return bool((np.abs(mine - theirs) <= 0.1 * mine[:, 1:]).all())

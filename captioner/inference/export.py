@@ -1,4 +1,4 @@
-"""Exports a model as two ONNX graphs, which ``onnx_engine`` runs, and compares the results."""
+"""Exports a model as two ONNX graphs for ``onnx_engine``, and checks them against the model."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ from captioner.model.efficientnet_lite import fold_norms
 from captioner.text.vocabulary import END, NEVER_GENERATED, SPECIAL_NAMES, START
 
 OPSET = 18
-"""ONNX operator set: the lowest that torch's exporter writes. onnxruntime has supported it since
-1.14, and so does onnxruntime-web."""
+"""Version of the ONNX operator set: the lowest that torch's exporter writes. ONNX Runtime has
+supported it since 1.14, and onnxruntime-web supports it too."""
 
 MEMORY = ("values", "keys")
 EXAMPLES = 2
-"""Number of photos and of beams in the example inputs. 1 would be exported as a constant."""
+"""Number of photos and of beams in the example inputs. The exporter would make 1 a constant."""
 TOLERANCE = 1e-4
 """Largest allowed difference of a log-probability between torch and ONNX Runtime, in nats."""
 
 COMPARED = 100
-"""Number of calibration photos with captions that are compared with float32's."""
+"""Number of calibration photos for which 8-bit and float32 captions are compared."""
 
 
 class Exported(NamedTuple):
@@ -69,8 +69,8 @@ class Exported(NamedTuple):
     difference: float
     """Largest difference from torch in float32 (see ``largest_difference``)."""
     equal: tuple[int, int] | None
-    """Number of calibration photos with the same caption in 8 bits and float32, and number of
-    photos compared. None for a float32 export."""
+    """Number of calibration photos that get the same caption in 8 bits and in float32, and number
+    of compared photos. None for a float32 export."""
 
 
 def export(
@@ -86,11 +86,12 @@ def export(
         folder: Model or run folder.
         output: Folder to write. An existing folder is replaced when the new one is complete. It may
             be ``folder`` itself.
-        calibration: Photos for quantizing the model to 8 bits, or None for float32.
+        calibration: Photos for quantizing the model to 8 bits. Without photos, the graphs stay in
+            float32.
         weights: Keep the model folder's weights and card next to the graphs.
 
     Raises:
-        ModelError: The model cannot be loaded, or the graphs compute something else.
+        ModelError: The model cannot be loaded, or the graphs compute different results.
         ConfigError: The model has an operation that ONNX cannot express.
         ImageError: A calibration photo cannot be read.
     """
@@ -119,7 +120,7 @@ def export(
 
 
 def _quantize(folder: Path, config: dict[str, Any], photos: Sequence[Prepared]) -> tuple[int, int]:
-    """Quantize an exported folder to 8 bits; for the result see ``Exported.equal``."""
+    """Quantize an exported folder to 8 bits, and return ``Exported.equal``."""
     model = Captioner(load_model(folder), device="cpu")
     compared = photos[:COMPARED]
     options = model.options(num_captions=1)
@@ -133,7 +134,7 @@ def _quantize(folder: Path, config: dict[str, Any], photos: Sequence[Prepared]) 
 
 
 def _exported_config(folder: Path, stored: StoredModel) -> dict[str, Any]:
-    """Return the config of a model folder, with unknown entries and entries for the graphs."""
+    """Return the config of a model folder, unknown entries included, with the graphs' entry."""
     vocabulary = stored.vocabulary
     tokens = {  # for programs without captioner's source, such as a web page
         "start": vocabulary.start(),
@@ -153,11 +154,11 @@ def digest(path: Path) -> str:
 
 
 def largest_difference(model: CaptionModel, folder: Path) -> float:
-    """Return the largest difference between torch and the graphs on random photos.
+    """Return the largest difference between the results of torch and of the graphs.
 
-    Log-probabilities, attention weights and log-odds are compared. Random words are fed, so that a
-    difference in the state would add up. Log-odds above 1 are compared by their relative
-    difference.
+    The photos are random. Log-probabilities, attention weights and log-odds are compared. Several
+    random words are passed one after another, so that errors in the state add up. For log-odds
+    above 1, the relative difference is used.
     """
     engines = (TorchEngine(model, "cpu", "fp32"), OnnxEngine(load_model(folder), "cpu", "auto"))
     rng = np.random.default_rng(0)
@@ -194,9 +195,9 @@ def encode(model: CaptionModel, pixels: Tensor) -> dict[str, Tensor]:
 
 
 def decode(decoder: Decoder, tokens: Tensor, **given: Tensor) -> dict[str, Tensor]:
-    """Return the results of one step by name, from tokens (B, K), state and memory."""
+    """Run one step on tokens (B, K), the state and the memory, and return its results by name."""
     state = State(given["hidden"], given["cell"], given.get("fed"))
-    # The summary only sets the initial state, which the encoder's graph computes.
+    # The decoder needs the summary only for the initial state. The encoder's graph computes it.
     memory = Memory(given["values"], given["keys"], given["hidden"], None)
     embedded, word_inputs = decoder.words(tokens)
     step = decoder.step(word_inputs, state, memory)
@@ -211,7 +212,7 @@ def decode(decoder: Decoder, tokens: Tensor, **given: Tensor) -> dict[str, Tenso
 
 
 class Graph(nn.Module):
-    """A module with inputs and outputs by position, as the exporter needs them."""
+    """A module that takes and returns tensors by position, as the exporter requires."""
 
     def __init__(
         self, function: Callable[..., dict[str, Tensor]], module: nn.Module, inputs: list[str]
@@ -221,14 +222,16 @@ class Graph(nn.Module):
         self.outputs: list[str] = []
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Return the results that ``outputs`` names."""
+        """Return the results with the names in ``outputs``."""
         results = self.function(self.module, **dict(zip(self.inputs, tensors, strict=True)))
         return tuple(results[name] for name in self.outputs)
 
 
 @torch.no_grad()
 def write_graphs(model: CaptionModel, attention: str, encoder: Path, decoder: Path) -> None:
-    """Write both graphs of a model in eval mode, in float32. Its batch norms are folded in place.
+    """Write both graphs of a model in float32.
+
+    The model is switched to eval mode, and its batch norms are folded in place.
 
     Raises:
         ConfigError: The encoder or the attention has an operation that ONNX cannot express.
@@ -254,7 +257,7 @@ def write_graphs(model: CaptionModel, attention: str, encoder: Path, decoder: Pa
 
 
 def _write(graph: Graph, inputs: Mapping[str, Tensor], path: Path, what: str) -> set[str]:
-    """Export a graph and return the names of the inputs that it reads."""
+    """Export a graph, and return the names of the inputs that its nodes use."""
     import onnx
 
     batch, beam = torch.export.Dim("batch"), torch.export.Dim("beam")
@@ -290,7 +293,7 @@ def _write(graph: Graph, inputs: Mapping[str, Tensor], path: Path, what: str) ->
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence progress and warnings of torch's exporter and of the quantizer."""
+    """Silence the progress output and the warnings of torch's exporter and the quantizer."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):

@@ -32,8 +32,8 @@ def find_model(folder: str | Path, revision: str | None = None, **hub_options: A
         return hub.fetch(hub.parse(folder, revision), MODEL_FILES, **hub_options)
     if revision is not None:
         raise ConfigError(
-            f"{folder} has no revisions, but revision is {revision!r}; only models of the hub "
-            "(hf:user/name) have them"
+            f"revision is {revision!r}, but the local folder {folder} has no revisions; leave it "
+            "out, or use a model on the hub (hf:user/name)"
         )
     path = Path(folder)
     if not path.exists() and str(folder) == SHIPPED:
@@ -45,7 +45,7 @@ def find_model(folder: str | Path, revision: str | None = None, **hub_options: A
         return best
     if (path / RUN_CONFIG).is_file():
         raise ModelError(
-            f"the run folder {path} has no model yet; the first validation of captioner train "
-            f"saves one in {path / BEST}"
+            f"the run folder {path} has no model yet; wait until the first validation of captioner "
+            f"train saves a model in {path / BEST}"
         )
     return path

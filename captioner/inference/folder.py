@@ -1,8 +1,8 @@
 """Reading and writing of model folders.
 
     config.json                     architecture, preprocessing, vocabulary, region geometry, search
-                                    defaults, training data and scores; if the model has a reading,
-                                    its words, see ``reading``
+                                    defaults, training data, scores and (optional) the words of the
+                                    reading, see ``reading``
     model.safetensors               weights as float16; training keeps its own float32 state
     tokenizer.json                  sub-word tokenizer, data of the `tokenizers` library; optional
     document_frequencies.json.gz    n-gram document frequencies of the training captions, to compute
@@ -14,9 +14,9 @@
     encoder.onnx, decoder.onnx      the network as graphs that run without torch, see
                                     ``onnx_engine``; optional
 
-A folder has weights, graphs, or both. If it has graphs, its config has the additional entry
-``exported``. Nothing is pickled, and folders are written atomically. torch is imported when weights
-are read. A folder that also has graphs reads its weights only when they are needed.
+A folder has weights, graphs, or both. The config of a folder with graphs has the additional entry
+``exported``. Nothing is pickled, and folders are written atomically. torch is imported only when
+weights are read. If the folder also has graphs, the weights are read on first use.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def load_model(folder: str | Path, revision: str | None = None, **hub_options: A
             config,
         )
     if not stored.has_graphs:
-        stored.require_weights(f"the model {path}, which is not exported,")
+        stored.require_weights(f"the model {path}, which has no exported graphs,")
         assert stored.model
     return stored
 
@@ -101,7 +101,7 @@ def load_model(folder: str | Path, revision: str | None = None, **hub_options: A
 def fingerprint(folder: str | Path) -> str:
     """Return a short hash of a model folder's config, tokenizer, weights and confidence."""
     path = find_model(folder)
-    read_config(path)  # checks that the files are there
+    read_config(path)  # raises an error if a required file is missing
     digest = hashlib.sha256()
     for name in (CONFIG, TOKENIZER, *GRAPHS, WEIGHTS, CONFIDENCE, GRAMMAR):
         if (path / name).exists():  # the other files are optional
@@ -110,7 +110,7 @@ def fingerprint(folder: str | Path) -> str:
 
 
 def fingerprints(folders: Sequence[str | Path]) -> list[str]:
-    """Return the fingerprints of models, or of the shipped model without names."""
+    """Return the fingerprints of model folders (default: only the model in the package)."""
     return [fingerprint(folder) for folder in folders or [SHIPPED_MODEL]]
 
 

@@ -18,7 +18,7 @@ FORMAT_VERSION = 1
 
 
 def grammar_bytes(grammar: Grammar) -> bytes:
-    """Return the content of the file."""
+    """Return a grammar as the content of ``grammar.safetensors``."""
     arrays: dict[str, NDArray[Any]] = {
         "endings": grammar.endings.astype(np.float16),
         "not_ending": grammar.not_ending.astype(np.int32),
@@ -33,10 +33,11 @@ def read_grammar(folder: Path, size: int) -> Grammar | None:
 
     Args:
         folder: The model folder.
-        size: Number of tokens of its vocabulary, V.
+        size: Number of tokens in the model's vocabulary, V.
 
     Raises:
-        ModelError: The file is damaged, from a later version or for another vocabulary.
+        ModelError: The file is damaged, was written by a later version or belongs to another
+            vocabulary.
     """
     path = folder / GRAMMAR
     if not path.is_file():
@@ -52,5 +53,5 @@ def read_grammar(folder: Path, size: int) -> Grammar | None:
         triples = grammar.not_third
         fits = (pairs >= 0) & (pairs < size**2), (triples >= 0) & (triples < size**3)
         if grammar.endings.shape != (size,) or not all(part.all() for part in fits):
-            raise ValueError("it does not fit the vocabulary")
+            raise ValueError("the grammar does not match the vocabulary")
         return grammar

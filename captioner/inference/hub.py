@@ -1,8 +1,9 @@
 """Models on the Hugging Face hub: ``hf:user/name`` or ``hf:user/name@revision``.
 
-``fetch`` downloads a config and named files into the hub's cache, and nothing else. ``push``
-commits files to a repository. The token, cache folder, endpoint and offline mode are set as
-in huggingface_hub: by HF_TOKEN (or ``hf auth login``), HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE.
+``fetch`` downloads the config and the named files of a repository into the hub's cache, and no
+other files. ``push`` commits files to a repository. The token, cache folder, endpoint and offline
+mode are set as in huggingface_hub: by HF_TOKEN (or ``hf auth login``), HF_HOME, HF_ENDPOINT and
+HF_HUB_OFFLINE.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PREFIX = "hf:"
 
 _REPO = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 _BAR_DELAY = 0.5
-"""Seconds before a progress bar is shown. A model from the cache takes less."""
+"""Seconds before a progress bar is shown. Loading a model from the cache takes less time."""
 
 
 class HubModel(NamedTuple):
@@ -40,39 +41,44 @@ class HubModel(NamedTuple):
 
 
 def is_hub_name(name: object) -> bool:
-    """Return whether a model's name refers to the hub, because it begins with ``hf:``."""
+    """Return whether a model's name refers to the hub: it begins with ``hf:``."""
     return str(name).startswith(PREFIX)
 
 
 def parse(name: str | Path, revision: str | None = None) -> HubModel:
-    """Read ``hf:user/name`` or ``hf:user/name@revision``, with or without the prefix.
+    """Parse ``hf:user/name`` or ``hf:user/name@revision``. The prefix ``hf:`` is optional.
 
     Raises:
-        ConfigError: The name has another form, or two revisions were passed.
+        ConfigError: The name has a different form, or ``revision`` differs from its revision.
     """
     repo, at, own = str(name).removeprefix(PREFIX).partition("@")
     if not _REPO.fullmatch(repo) or (at and not own):
         raise ConfigError(
-            f"{str(name)!r} is not a model of the hub; use hf:user/name or hf:user/name@revision"
+            f"{str(name)!r} is not the name of a model on the hub; use hf:user/name or "
+            "hf:user/name@revision"
         )
     if revision and own and revision != own:
-        raise ConfigError(f"{name} and revision {revision!r} contradict each other; use one")
+        raise ConfigError(
+            f"the name {name} and the revision {revision!r} contradict each other; set the "
+            "revision only once"
+        )
     return HubModel(repo, own or revision)
 
 
 def fetch(model: HubModel, files: Sequence[str], **options: Any) -> Path:
-    """Download the files of a captioner model to the cache, if the repository has them.
+    """Download files of a captioner model into the hub's cache.
 
-    The config is downloaded first, so that another kind of model is rejected before its weights are
-    downloaded. ``options`` are passed to ``huggingface_hub.snapshot_download``.
+    Files that the repository does not contain are skipped. The config is downloaded first, so that
+    a model of another library is rejected before its weights are downloaded. ``options`` are passed
+    to ``huggingface_hub.snapshot_download``.
 
     Returns:
-        The folder with the files. Its name is the commit.
+        The folder with the files. Its name is the hash of the commit.
 
     Raises:
         ConfigError: huggingface_hub is not installed.
-        ModelError: The repository or revision does not exist or contains another kind of model,
-            access is denied, or the hub cannot be reached and the files are not in the cache.
+        ModelError: The repository or revision does not exist, is not accessible or does not contain
+            a captioner model; or the hub cannot be reached and the files are not in the cache.
     """
     require_extra("hub", "the Hugging Face hub")
     import huggingface_hub
@@ -95,7 +101,7 @@ def fetch(model: HubModel, files: Sequence[str], **options: Any) -> Path:
             int(json.loads((first / CONFIG).read_text(encoding="utf-8"))["format_version"])
         except (ValueError, OSError, KeyError, TypeError) as error:
             raise ModelError(
-                f"{model} is not a captioner model: no {CONFIG} with a format_version"
+                f"{model} is not a captioner model: it has no {CONFIG} with a format_version"
             ) from error
         return download(first.name, files)  # the same commit, even if the branch moves
 
@@ -113,9 +119,9 @@ def push(
 
     Args:
         files: The content or path of each file, by name; see ``card.files_to_push``.
-        target: The repository; its revision is the branch.
+        target: The repository. Its revision is the branch.
         commit_message: Message of the commit.
-        private: Create a repository that only its owner sees. None uses the account's default.
+        private: Make a new repository private. None uses the account's default.
         token: Token of the hub. None uses the stored token.
         create_pr: Open a pull request instead of committing to the branch.
 
@@ -125,8 +131,8 @@ def push(
     Raises:
         ConfigError: The repository exists and is public, but ``private`` was set, or
             huggingface_hub is not installed.
-        ModelError: The repository contains another kind of model, or the hub rejects the commit or
-            cannot be reached.
+        ModelError: The repository contains a model of another library, or the hub rejects the
+            commit or cannot be reached.
     """
     require_extra("hub", "the Hugging Face hub")
     from huggingface_hub import CommitOperationAdd, HfApi
@@ -142,8 +148,8 @@ def push(
             held = api.model_info(target.repo)
             if private and not held.private:
                 raise ConfigError(
-                    f"hf:{target.repo} exists and is public; change its visibility on the hub, "
-                    "use another name, or leave private out"
+                    f"private is True, but hf:{target.repo} exists and is public; change its "
+                    "visibility on the hub, or use another name"
                 )
             if CONFIG in [sibling.rfilename for sibling in held.siblings or ()]:
                 fetch(HubModel(target.repo), [CONFIG], token=token)
@@ -162,7 +168,7 @@ def push(
 
 @contextmanager
 def _errors(model: HubModel) -> Iterator[None]:
-    """Report huggingface_hub's errors as one line, and silence its warning at each retry."""
+    """Report huggingface_hub's errors as one line, and silence the warnings about retries."""
     from huggingface_hub import errors
 
     transport_error: type[Exception] = errors.HfHubHTTPError.__bases__[0]  # of its HTTP library
@@ -173,14 +179,14 @@ def _errors(model: HubModel) -> Iterator[None]:
         yield
     except errors.RepositoryNotFoundError as error:
         raise ModelError(
-            f"{PREFIX}{model.repo} does not exist, or is private; check the name, or log in with "
-            "`hf auth login`, or set HF_TOKEN"
+            f"{PREFIX}{model.repo} does not exist or is private; check the name, or log in with "
+            "`hf auth login` or HF_TOKEN"
         ) from error
     except (transport_error, OSError, ValueError, RuntimeError) as error:
         reason: BaseException = error
         wrapped = (errors.LocalEntryNotFoundError, RuntimeError)
         if isinstance(error, wrapped) and isinstance(error.__cause__, transport_error):
-            reason = error.__cause__  # the error itself is less exact: "not in the cache"
+            reason = error.__cause__  # the error itself only reports "not in the cache"
         own = getattr(reason, "server_message", None) or str(reason)
         text = " ".join(own.split()) or type(reason).__name__
         raise ModelError(f"{model}: {text}") from error
@@ -189,7 +195,7 @@ def _errors(model: HubModel) -> Iterator[None]:
 
 
 def _delayed_bar() -> Any:
-    """A progress bar class of huggingface_hub that appears only after ``_BAR_DELAY`` seconds."""
+    """Return huggingface_hub's progress bar class, changed to appear after ``_BAR_DELAY``."""
     from huggingface_hub import utils
 
     bar: Any = utils.tqdm  # type: ignore[attr-defined]

@@ -7,10 +7,11 @@ An exported folder contains a model folder's ``config.json`` and two graphs (doc
     decoder.onnx    tokens, hidden, cell [, fed], values, keys
                         -> log_probs, alphas, gate, next_hidden, next_cell [, next_fed]; per word
 
-A graph lacks the inputs and outputs that its mechanism does not need, so they are accessed by name.
-``STATE`` names the state. The decoder's other inputs are the memory. Shapes are as in
-``model.decoder`` and ``model.reading``, with a dynamic number of photos and beams. Pixels are (B,
-H, W, 3) bytes, because the graph includes the normalization.
+A graph has only the inputs and outputs that its attention mechanism needs, so they are accessed by
+name. ``STATE`` lists the names of the decoder's state. Besides the state and the tokens, the inputs
+of the decoder are the memory. Shapes are as in ``model.decoder`` and ``model.reading``, with a
+dynamic number of photos and beams. Pixels are (B, H, W, 3) bytes, because the graph includes the
+normalization.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ from captioner.search.search import Advance
 from captioner.text.vocabulary import END, NEVER_GENERATED
 
 STATE = ("hidden", "cell", "fed")
-"""Names of the decoder's state: inputs of a step and, with the prefix ``NEXT``, its outputs."""
+"""Names of the decoder's state among the inputs. The outputs have the prefix ``NEXT``."""
 NEXT = "next_"
 SUMMARY = "summary"
 READ = (READING, "reading_regions")
-"""Names of the reading's outputs and fields of ``Reading``. A model may have no reading."""
+"""Names of the outputs that belong to the fields of ``Reading``, if the model has a reading."""
 
 Arrays = dict[str, NDArray[Any]]
 
 
 class OnnxEngine:
-    """An engine that runs exported graphs. Its grid and memory are both the encoder's output."""
+    """An engine that runs exported graphs. Its grids and its memory are the encoder's outputs."""
 
     def __init__(self, stored: StoredModel, device: str, precision: str) -> None:
         """Load the graphs.
@@ -67,8 +68,8 @@ class OnnxEngine:
         self.device: Any = "cpu"
         if precision not in ("auto", self.precision):
             raise ConfigError(
-                f"precision is {precision!r}, but {folder} was exported in {self.precision}; use "
-                "auto, or the model folder it was exported from"
+                f"precision is {precision!r}, but {folder} was exported in {self.precision!r}; use "
+                "'auto', or the model folder that it was exported from"
             )
         providers = _providers(device, folder)
         self.encoder = _session(folder / ENCODER_GRAPH, providers)
@@ -77,10 +78,12 @@ class OnnxEngine:
         self.outputs = [one.name for one in self.decoder.get_outputs()]
         stems = 0 if stored.reading is None else len(stored.reading.stems)
         if not self._fits(len(stored.vocabulary), stems):
-            raise ModelError(f"the graphs of {folder} do not match its {CONFIG}")
+            raise ModelError(
+                f"the graphs of {folder} do not match its {CONFIG}; export the model again"
+            )
 
     def _fits(self, words: int, stems: int) -> bool:
-        """Return whether the graphs have the inputs and outputs of the config's model."""
+        """Return whether the graphs have the inputs and outputs that the config requires."""
         photos, made = self.encoder.get_inputs()[0], self.encoder.get_outputs()
         last = {one.name: one.shape[-1] for one in (*made, *self.decoder.get_outputs())}
         size, regions = self.preprocessing.image_size, self.grid[0] * self.grid[1]
@@ -139,7 +142,7 @@ class OnnxStepper:
     end_token = END
 
     def __init__(self, engine: OnnxEngine, memory: Arrays, start_token: int) -> None:
-        """Start with one beam per photo of a memory from ``OnnxEngine.encode``."""
+        """Start with one beam per photo. The memory comes from ``OnnxEngine.encode``."""
         self.engine, self.start_token = engine, start_token
         self.state = {name: memory[name] for name in STATE if name in memory}  # (B, K, N) each
         self.memory = {
@@ -148,18 +151,18 @@ class OnnxStepper:
 
     @property
     def batch_size(self) -> int:
-        """Number of photos that are still searched."""
+        """The number of photos whose search has not ended."""
         return len(self.state["hidden"])
 
     def step(self, tokens: NDArray[np.int64]) -> Advance:
         """Feed the last word of each beam, (B, K), and score the next word."""
         found = _run(self.engine.decoder, self.engine.outputs, self.inputs(tokens))
-        _require_numbers(found["log_probs"][..., -1])  # a softmax is all NaN or not at all
+        _require_numbers(found["log_probs"][..., -1])  # if one value of a softmax is NaN, all are
         self.state = {name: found[NEXT + name] for name in self.state}
         return Advance(found["log_probs"], found["alphas"], found["gate"])
 
     def inputs(self, tokens: NDArray[np.int64]) -> Arrays:
-        """Return the inputs of the decoder's graph for these words."""
+        """Return all inputs of the decoder's graph for a step with these tokens, (B, K)."""
         given = {"tokens": tokens, **self.state, **self.memory}
         return {name: np.ascontiguousarray(given[name]) for name in self.engine.inputs}
 
@@ -183,19 +186,21 @@ class OnnxStepper:
 def _run(session: Any, names: list[str], given: Arrays) -> Arrays:
     try:
         return dict(zip(names, session.run(names, given), strict=True))
-    except Exception as error:  # its errors have no common class of their own
-        raise ModelError(f"the model's graph failed ({first_line(error):.120})") from error
+    except Exception as error:  # ONNX Runtime's errors have no common base class
+        raise ModelError(
+            f"ONNX Runtime cannot run the model's graph ({first_line(error):.120})"
+        ) from error
 
 
 def _require_numbers(values: NDArray[Any]) -> None:
     if np.isnan(values).any():
-        raise ModelError("the model computes no numbers (NaN); its weights are damaged")
+        raise ModelError("the model's results are NaN, so its weights are damaged; export it again")
 
 
 def _providers(device: str, folder: Path) -> list[str]:
-    """Return ONNX Runtime's names of the hardware to run on, the preferred one first.
+    """Return the ONNX Runtime execution providers for a device, the preferred provider first.
 
-    Operations that the first does not support run on the next.
+    Operations that the first provider does not support run on the next provider.
     """
     gpu, cpu = "CUDAExecutionProvider", "CPUExecutionProvider"
     has_gpu = gpu in onnxruntime.get_available_providers()
@@ -204,7 +209,7 @@ def _providers(device: str, folder: Path) -> list[str]:
     if device in ("auto", "cuda") and has_gpu:
         return [gpu, cpu]
     raise ConfigError(
-        f"device {device!r} is not available for the exported model {folder}; use auto or cpu"
+        f"device {device!r} is not available for the exported model {folder}; use 'auto' or 'cpu'"
         + ("" if has_gpu else " (a GPU needs pip install onnxruntime-gpu)")
     )
 
@@ -215,10 +220,10 @@ def _session(path: Path, providers: list[str]) -> Any:
     # Let waiting threads sleep, because spinning doubles the processor time.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     threads = os.environ.get("OMP_NUM_THREADS", "")
-    if threads.isdecimal():  # as for torch
+    if threads.isdecimal():  # torch uses the same variable
         options.intra_op_num_threads = int(threads)
     try:
         return onnxruntime.InferenceSession(path, options, providers=providers)
-    except Exception as error:  # its errors have no common class of their own
+    except Exception as error:  # ONNX Runtime's errors have no common base class
         reason = first_line(error)
         raise ModelError(f"cannot load {path} ({reason:.120}); export the model again") from error

@@ -1,4 +1,4 @@
-"""Selects the engine that runs a model: ONNX Runtime for its graphs, or torch for its weights."""
+"""Selects the engine for a model: ONNX Runtime runs its graphs, or torch runs its weights."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def open_models(models: Sequence[StoredModel], device: str, precision: Precision
                 for each in (models[0].vocabulary, other.vocabulary)
             )
             raise ConfigError(
-                f"the vocabularies of model 1 ({mine}) and model {number} ({theirs}) differ; an "
-                "ensemble needs models trained with the same words and styles"
+                f"the vocabularies of model 1 ({mine}) and model {number} ({theirs}) differ; use "
+                "models that were trained with the same words and styles"
             )
     if all(runs_graphs(one, device, precision) for one in models):
         from captioner.inference.onnx_engine import OnnxEngine
@@ -28,20 +28,20 @@ def open_models(models: Sequence[StoredModel], device: str, precision: Precision
         return Ensemble([OnnxEngine(one, device, precision) for one in models])
     if len(models) > 1 and not all(one.has_weights for one in models):
         raise ConfigError(
-            "an ensemble needs models of one kind, all with weights or all exported; leave out "
+            "the models of an ensemble must all have weights or must all be exported; leave out "
             "--precision and --device, or use the folders that the models were exported from"
         )
     for one in models:
-        one.require_weights(f"precision {precision} on device {device}")
+        one.require_weights(f"precision {precision!r} on device {device!r}")
     from captioner.inference.torch_engine import TorchEngine
 
     return Ensemble([TorchEngine(one.model, device, precision) for one in models])
 
 
 def runs_graphs(stored: StoredModel, device: str, precision: str) -> bool:
-    """Return whether a model runs as graphs: without weights, and by default on a CPU.
+    """Return whether a model is run from its graphs instead of its weights.
 
-    A device or precision other than ``auto`` selects torch, if the model has weights.
+    A model that has both is run from its graphs only on a CPU and with the precision ``auto``.
     """
     if not (stored.has_graphs and stored.has_weights):
         return stored.has_graphs

@@ -1,10 +1,10 @@
 """Quantizes the graphs of an exported folder to 8 bits.
 
-Weights become int8 with a scale per output channel. Activations become uint8, in the ranges seen
-while the float32 graphs caption calibration photos (static quantization). Results therefore depend
-neither on the batch nor on the processor. The embedding is int8 too. Three parts stay float32:
-products with a vector (v in additive attention), softmax and layer norms, and the sums after the
-last products of the reading. In 8 bits, the log-odds of the reading would have steps of 0.1.
+Weights become int8, with one scale per output channel. Activations become uint8. Their ranges are
+measured while the float32 graphs caption calibration photos (static quantization), so results
+depend neither on the batch nor on the processor. The embedding also becomes int8. Three parts stay
+float32: products with a vector (v in additive attention), softmax and layer norms, and the sums
+after the last products of the reading. In 8 bits, its log-odds would have steps of 0.1.
 
 Processors with AVX2 but without VNNI (``vpmaddubsw``) add the products of two neighbouring inputs
 in 16 bits. The sum overflows if both weights are large and have the same sign. Scales are therefore
@@ -30,16 +30,17 @@ from captioner.inference.onnx_engine import READ, OnnxEngine, OnnxStepper
 QUANTIZED = {ENCODER_GRAPH: ["Conv", "Clip", "Add", "MatMul"], DECODER_GRAPH: ["MatMul", "Gather"]}
 """Operators that are quantized in each graph."""
 LARGEST = 127
+"""Largest absolute value of a quantized weight."""
 PAIR = 128
-"""Largest absolute value of a weight, and of the sum of two neighbours with the same sign."""
+"""Largest absolute value of the sum of two neighbouring quantized weights with the same sign."""
 
 _Array = NDArray[Any]
 
 
 def quantize_graphs(folder: Path, pixels: Sequence[NDArray[np.uint8]]) -> None:
-    """Replace the float32 graphs of an exported folder by 8-bit graphs.
+    """Replace the float32 graphs of an exported folder with 8-bit graphs.
 
-    Calibration photos are (H, W, 3) each, from ``Preprocessing.pixels``.
+    ``pixels`` are the calibration photos, (H, W, 3) each, from ``Preprocessing.pixels``.
     """
     feeds = {
         ENCODER_GRAPH: ({"pixels": photo[None]} for photo in pixels),
@@ -81,7 +82,7 @@ def _quantize(source: Path, target: Path, inputs: Iterator[dict[str, NDArray[Any
 def _decoder_inputs(
     folder: Path, pixels: Sequence[NDArray[np.uint8]]
 ) -> Iterator[dict[str, NDArray[Any]]]:
-    """Yield the decoder's inputs at each word of the photos' greedy captions, in every style."""
+    """Yield the decoder's inputs at each word of each photo's greedy captions, in every style."""
     stored = load_model(folder)
     engine = OnnxEngine(stored, "cpu", "auto")
     vocabulary = stored.vocabulary
@@ -102,8 +103,9 @@ def _plan(graph: Any) -> tuple[list[str], dict[str, list[dict[str, Any]]]]:
 
     Returns:
         The names of the nodes that stay float32: products of two inputs (attention and values),
-        products with a vector, and the sums after the last products of the reading. Then the scale
-        of each output channel for the weights of convolutions and of other products, by weight.
+        products with a vector, and the sums after the last products of the reading. The second
+        value contains the scale of each output channel, by the name of the weight, for convolutions
+        and other products.
     """
     from onnx import numpy_helper
 
@@ -116,13 +118,13 @@ def _plan(graph: Any) -> tuple[list[str], dict[str, list[dict[str, Any]]]]:
         if weight is None or weight.ndim < 2:
             excluded.append(node.name)
             continue
-        # Neighbours are inputs of a product, or channels of a convolution at one position.
+        # Neighbours are adjacent inputs of a product, or adjacent channels at one kernel position.
         rows = np.moveaxis(weight, 1, -1) if convolution else weight.T
         rows = rows.reshape(len(rows), -1)
         depthwise = convolution and weight.shape[1] == 1
         scale = channel_scales(rows, paired=not depthwise)
         if convolution and len(node.input) > 2:
-            # A channel without weights is its bias, an int32 at the scale of the weights.
+            # If all weights of a channel are 0, the scale only has to represent the int32 bias.
             scale = np.where(rows.any(axis=1), scale, abs(held[node.input[2]]) / 1e6 + 1e-9)
         axis = 0 if convolution else 1
         scales[node.input[1]] = [
@@ -132,9 +134,9 @@ def _plan(graph: Any) -> tuple[list[str], dict[str, list[dict[str, Any]]]]:
 
 
 def _behind_products(graph: Any, outputs: Sequence[str]) -> list[str]:
-    """Return the names of the last products before these outputs, and of the nodes in between.
+    """Return the names of the nodes between these outputs and the last products before them.
 
-    The graph is searched backwards from the outputs, if it has them.
+    Outputs that the graph does not have are ignored.
     """
     makers = {name: node for node in graph.node for name in node.output}
     found, reached = [], [makers[name] for name in outputs if name in makers]
@@ -147,9 +149,14 @@ def _behind_products(graph: Any, outputs: Sequence[str]) -> list[str]:
 
 
 def channel_scales(weights: _Array, *, paired: bool) -> _Array:
-    """Return the smallest scale that the limits allow for each output channel, (C, K) to (C,).
+    """Return the smallest scale of each output channel that keeps its weights within the limits.
 
-    With ``paired``, the sums of neighbouring inputs are limited too.
+    Args:
+        weights: The weights, (C, K).
+        paired: Also limit the sums of neighbouring weights, to ``PAIR``.
+
+    Returns:
+        The scales, (C,).
     """
     largest = np.abs(weights).max(axis=1)
     scale: _Array = np.maximum(largest, 1e-12) / LARGEST
@@ -164,6 +171,6 @@ def channel_scales(weights: _Array, *, paired: bool) -> _Array:
     scale = np.maximum(scale, sums(pairs) / PAIR)
     while (
         too_large := sums(np.rint(pairs / scale[:, None, None])) > PAIR
-    ).any():  # rounding may exceed it
+    ).any():  # rounding can push a sum above the limit
         scale[too_large] *= 1.002
     return scale

@@ -1,17 +1,18 @@
-"""The words of a model's reading, and keywords: words for things in a photo, each with a map.
+"""A model's reading of a photo, and the keywords that are derived from it.
 
-``model.reading`` computes the log-odds that a photo shows each stem ("dog" for dog and dogs). The
-config of a model folder contains the entry ``reading``:
+The reading of a photo consists of the log-odds that the photo shows each of S word stems. For
+example, the stem "dog" stands for dog and dogs. ``model.reading`` computes the log-odds. A model
+folder with a reading has the entry ``reading`` in its config:
 
     hidden     size of the hidden layer
-    stems      the stem of each row, S
-    rows       the row of each word of the vocabulary, or -1
-    keywords   for each keyword the phrases that count as it, each by its stems: "couch": ["couch",
-               "sofa"], "hot dog": ["hot dog", "hotdog"]
+    stems      the S stems
+    rows       for each word of the vocabulary, the index of its stem, or -1
+    keywords   for each keyword, the phrases that count as this keyword, written in stems: "couch":
+               ["couch", "sofa"], "hot dog": ["hot dog", "hotdog"]
 
 The odds of a keyword are the sum of the odds of its phrases. A phrase is as probable as its least
 probable stem. The odds of a stem are the mean of the odds of the regions (see ``model.reading``),
-so a map shows exactly what each region adds. This module needs no torch.
+so a map shows exactly what each region adds. This module does not need torch.
 
 Notation: B photos, L = Gh x Gw regions, S stems, V tokens of the vocabulary.
 """
@@ -34,7 +35,7 @@ from captioner.search.worth import FUNCTION_WORD, UNKNOWN_WORD
 from captioner.text.vocabulary import SPECIAL_NAMES, Vocabulary, content_words
 
 READING = "reading"
-"""Entry of a model's config, and name of the graph's output with the log-odds."""
+"""Name of the config entry, and of the graph output that contains the log-odds."""
 
 MIN_PROBABILITY = 0.3
 """Least probability of a keyword."""
@@ -48,24 +49,24 @@ _Phrases = tuple[tuple[str, ...], ...]
 
 
 class Reading(NamedTuple):
-    """The reading of a batch of photos."""
+    """A model's reading of a batch of photos."""
 
     words: _Array
     """Log-odds that a photo shows each stem, (B, S)."""
     regions: _Array
-    """Maps of the stems, (B, L, S)."""
+    """Log-odds of each stem in each region, (B, L, S)."""
 
 
 @dataclass(frozen=True)
 class ReadingWords:
-    """The words that a model's reading has rows for."""
+    """The words that a model's reading covers."""
 
     stems: tuple[str, ...]
-    """The stem of each row."""
+    """The S stems, in the order of the reading's log-odds."""
     rows: tuple[int, ...]
-    """The row of each word of the vocabulary, or -1."""
+    """For each word of the vocabulary, the index of its stem, or -1."""
     keywords: Mapping[str, _Phrases] = field(default_factory=dict)
-    """The phrases that count as each keyword, each by its stems."""
+    """For each keyword, the phrases that count as this keyword. A phrase is a tuple of stems."""
 
     @classmethod
     def of(
@@ -74,7 +75,7 @@ class ReadingWords:
         vocabulary: Vocabulary,
         keywords: Mapping[str, _Phrases] | None = None,
     ) -> ReadingWords:
-        """Look up the words of a vocabulary. Pieces of words have no rows."""
+        """Find the stem of each word in a vocabulary. Sub-word pieces have no stem."""
         from captioner.text.content import stem  # captioning does not need the stemmer
 
         numbers = {one: row for row, one in enumerate(stems)}
@@ -85,7 +86,7 @@ class ReadingWords:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ReadingWords | None:
-        """Read the entry of a model's config, or return None if the model has no reading.
+        """Read the entry ``reading`` of a model's config, or return None if it does not exist.
 
         Raises:
             KeyError: A part of the entry is missing.
@@ -112,11 +113,11 @@ class ReadingWords:
             and hidden > 0
         )
         if not fits:
-            raise ValueError("the words of its reading do not match its vocabulary")
+            raise ValueError("the words of the reading do not match its vocabulary")
         return cls(stems, rows, keywords)
 
     def as_config(self, hidden: int) -> dict[str, Any]:
-        """Return the entry of a model's config for a reading with this hidden size."""
+        """Return the config entry for a reading with this size of the hidden layer."""
         keywords = {
             word: [" ".join(phrase) for phrase in phrases]
             for word, phrases in self.keywords.items()
@@ -124,7 +125,11 @@ class ReadingWords:
         return {"hidden": hidden, "stems": self.stems, "rows": self.rows, "keywords": keywords}
 
     def token_rows(self, vocabulary: Vocabulary) -> NDArray[np.int64]:
-        """Return the row of each token, (V,), or a constant of ``inference.truth``."""
+        """Return the index of each token's stem, (V,).
+
+        Content words without a stem get ``UNKNOWN_WORD``. All other tokens without a stem get
+        ``FUNCTION_WORD``.
+        """
         rows = np.array([*[FUNCTION_WORD] * len(SPECIAL_NAMES), *self.rows])
         is_content = [*[False] * len(SPECIAL_NAMES), *content_words(vocabulary.words)]
         return np.where((rows == FUNCTION_WORD) & is_content, UNKNOWN_WORD, rows)
@@ -132,7 +137,7 @@ class ReadingWords:
     def of_tokens(self, words: _Array) -> _Array:
         """Return the log-odds of every token, (B, V), from the log-odds of the stems, (B, S).
 
-        Tokens without a row, such as function words, get NaN.
+        Tokens without a stem, such as function words, get NaN.
         """
         nothing = np.full((len(words), 1), np.nan, np.float32)
         rows = np.array([*[-1] * len(SPECIAL_NAMES), *self.rows])
@@ -154,13 +159,13 @@ class ReadingWords:
 
         Args:
             words: Log-odds of the stems, (S,).
-            regions: Maps of the stems, (Gh, Gw, S).
+            regions: Log-odds of the stems in each region, (Gh, Gw, S).
             count: Maximum number of keywords.
-            neutral: Use person for men and women; see ``SearchOptions.neutral``.
-            familiarity: Factor of the probabilities; see ``Calibrator.familiarity``.
+            neutral: Use "person" for men and women (see ``SearchOptions.neutral``).
+            familiarity: Factor for all probabilities (see ``Calibrator.familiarity``).
         """
         keywords = self._neutral if neutral else self._plain
-        odds = words[keywords.rows].min(axis=1)  # of each phrase: its least probable stem
+        odds = words[keywords.rows].min(axis=1)  # per phrase: the odds of its least probable stem
         total = np.logaddexp.reduceat(odds, keywords.starts)
         found: list[tuple[float, int, set[int]]] = []
         for number in np.flatnonzero(total >= LEAST_ODDS).tolist():
@@ -182,7 +187,7 @@ class ReadingWords:
 
     @cached_property
     def _neutral(self) -> _Keywords:
-        """Return keywords without sex and age, so that men and women count as persons."""
+        """The keywords with neutral names, so that men and women count as "person"."""
         merged: dict[str, _Phrases] = {}
         for word, phrases in self.keywords.items():
             name = NEUTRAL_WORDS.get(word, word)
@@ -191,17 +196,17 @@ class ReadingWords:
 
 
 class _Keywords(NamedTuple):
-    """The phrases of all keywords as rows of the reading: K keywords, P phrases."""
+    """The K keywords and their P phrases, as indices of stems."""
 
     words: tuple[str, ...]
     rows: NDArray[np.intp]
-    """Rows of the stems of each phrase, (P, longest). Shorter phrases repeat the last row."""
+    """Indices of each phrase's stems, (P, longest). Shorter phrases repeat their last stem."""
     starts: NDArray[np.intp]
     """Index of the first phrase of each keyword, (K,)."""
 
     @classmethod
     def of(cls, stems: Sequence[str], keywords: Mapping[str, _Phrases]) -> _Keywords:
-        """Look up the rows of the stems."""
+        """Look up the stems of all phrases."""
         numbers = {stem: row for row, stem in enumerate(stems)}
         phrases = [phrase for some in keywords.values() for phrase in some]
         longest = max(map(len, phrases))
@@ -211,14 +216,14 @@ class _Keywords(NamedTuple):
         return cls(tuple(keywords), rows, np.cumsum([0, *counts[:-1]]))
 
     def phrases(self, number: int) -> slice:
-        """Return the phrases of a keyword."""
+        """Return the phrases of a keyword, as a slice of ``rows``."""
         ends = [*self.starts[1:], len(self.rows)]
         return slice(self.starts[number], ends[number])
 
     def map_of(self, number: int, regions: _Array) -> _Array:
         """Return the log-odds of a keyword in each region, (Gh, Gw).
 
-        ``regions`` are the log-odds of the stems, (Gh, Gw, S).
+        ``regions`` are the log-odds of the stems in each region, (Gh, Gw, S).
         """
         each = regions[..., self.rows[self.phrases(number)]].min(axis=-1)  # (Gh, Gw, phrases)
         total: _Array = np.logaddexp.reduce(each, axis=-1)

@@ -26,21 +26,23 @@ class StoredModel:
     """The contents of a model folder."""
 
     network: CaptionModel | None
-    """The network in float32 and eval mode on the CPU, or None if not read yet or only exported."""
+    """The network in float32 and eval mode on the CPU. None if it was not read yet, or if the
+    folder has only exported graphs."""
     decoder: DecoderConfig
     vocabulary: Vocabulary
     search: SearchOptions = field(default_factory=SearchOptions)
     """The model's default search options."""
     info: dict[str, Any] = field(default_factory=dict)
-    """Training data and scores, for people to read."""
+    """Training data and scores, for information only."""
     frequencies: bytes | None = None
-    """Contents of the document frequency file, or None (see ``captioner.evaluation``)."""
+    """Content of the file with document frequencies, or None (see ``captioner.evaluation``)."""
     calibrator: Calibrator | None = None
-    """The model that estimates the confidence of captions, or None if it was not calibrated."""
+    """The model that estimates the confidence of captions, or None if it was not fitted."""
     reading: ReadingWords | None = None
-    """The words that the reading of a photo has rows for, or None without a reading."""
+    """The words that the model's reading of a photo covers, or None if it has no reading (see
+    ``inference.reading``)."""
     grammar: Grammar | None = None
-    """Rules for endings and agreement of captions, or None if only the decoder decides."""
+    """Rules for endings and agreement in captions, or None if the decoder alone decides."""
     folder: Path | None = None
     """The folder that the model was read from, or None for a new model."""
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -58,25 +60,29 @@ class StoredModel:
             return True
         return (self.folder / WEIGHTS).is_file()
 
-    def require_weights(self, use: str = "this") -> None:
+    def require_weights(self, use: str = "running the model in torch") -> None:
         """Check that the model can run in torch.
+
+        Args:
+            use: What the weights are needed for, as the subject of the error message.
 
         Raises:
             ConfigError: The model has only graphs, or torch is not installed.
         """
         if not self.has_weights:
             raise ConfigError(
-                f"{self.folder} is exported; {use} needs the model folder that it was exported from"
+                f"{use} needs weights, but {self.folder} is an exported model without weights; use "
+                "the model folder that it was exported from"
             )
         if self.network is None:
             require_extra("torch", use)
 
     @property
     def model(self) -> CaptionModel:
-        """The network. It is read when it is first needed.
+        """The network, which is read from the folder on first use.
 
         Raises:
-            ConfigError: As in `require_weights`.
+            ConfigError: The model has only graphs, or torch is not installed.
             ModelError: The weights are damaged.
         """
         self.require_weights()

@@ -35,21 +35,22 @@ from captioner.search.search import Advance
 from captioner.text.vocabulary import END, NEVER_GENERATED, START
 
 ENCODED_TOGETHER = 8
-"""Number of photos that a CPU encodes at a time, in batches of any size. More need more memory."""
+"""Number of photos that a CPU encodes at a time, whatever the batch size. A larger number would
+need more memory."""
 
 
 class TorchEngine:
     """An engine that runs a model with torch. Its grids are features, (B, L, D)."""
 
     def __init__(self, model: CaptionModel, device: str, precision: Precision) -> None:
-        """Copy a model to a device.
+        """Prepare a copy of a model for inference on a device.
 
         Raises:
             ConfigError: The device or the precision is not available.
         """
         self.device = pick_device(device)
         self.precision: str = pick_precision(precision, self.device)
-        self.geometry = model.geometry  # computed before the copy, which cannot be differentiated
+        self.geometry = model.geometry  # needs gradients, which the copy does not have
         self.model = _inference_copy(model, self.device, self.precision)
         kernels.accelerate(self.model, fixed=True)
         self.name, self.grid = model.encoder.name, model.grid
@@ -70,7 +71,7 @@ class TorchEngine:
         return torch.cat([self.model.encode(part) for part in parts])
 
     def encode_features(self, features: Tensor) -> Tensor:
-        """Return the grids of cached features, (B, L, D)."""
+        """Turn cached features into grids, (B, L, D)."""
         return self.model.to_features(upload(features, self.device))
 
     def memory(self, grids: Tensor) -> Memory:
@@ -104,8 +105,9 @@ class TorchEngine:
     ) -> NDArray[np.float32]:
         """Return the relevance of each region for each word of a caption, in nats, (T, L).
 
-        The grid of the photo is (L, D). For the methods see ``model.explanations``; the attention
-        methods need no call of this.
+        ``grid`` contains the features of the photo, (L, D). For the methods see
+        ``model.explanations``. The methods ``attention`` and ``attention_gate`` are not supported,
+        because they only need the decoder's output.
         """
         # The caller may be in inference mode, in which tensors have no gradients.
         with torch.inference_mode(False), torch.autocast(self.device.type, enabled=False):
@@ -127,8 +129,8 @@ class TorchEngine:
 def _inference_copy(model: CaptionModel, device: torch.device, precision: str) -> CaptionModel:
     """Return a copy optimized for inference. The original keeps its float32 weights.
 
-    The copy shares weights that need no change. For bf16 and fp16, the weights of products are
-    converted once. Without gradients, autocast would convert them again at every word.
+    The copy shares all weights that are not converted. For bf16 and fp16, the weights of products
+    are converted once. Without gradients, autocast would convert them again for every word.
     """
     shared: dict[int, Any] = {
         id(part): nn.Parameter(part.detach(), requires_grad=False) for part in model.parameters()
@@ -147,15 +149,18 @@ def _inference_copy(model: CaptionModel, device: torch.device, precision: str) -
 class DecoderStepper:
     """A stepper that runs a decoder over the beams of a batch of photos.
 
-    Features and their projection are stored once per photo, not once per beam. Nothing is recorded
-    for gradients.
+    Features and their projection are stored once per photo, not once per beam. Gradients are not
+    recorded.
     """
 
     xp: Any = array_api_compat.torch
     end_token = END
 
     def __init__(self, decoder: Decoder, memory: Memory, start_token: int | Tensor = START) -> None:
-        """Start with one beam per photo. The start token is shared, or one per photo, (B,)."""
+        """Start with one beam per photo.
+
+        ``start_token`` is one token for all photos, or one token for each photo, (B,).
+        """
         self.start_token = start_token
         self.decoder, self.memory = decoder, memory
         with torch.no_grad():
@@ -164,7 +169,7 @@ class DecoderStepper:
 
     @property
     def batch_size(self) -> int:
-        """Number of photos that are still searched."""
+        """The number of photos whose search has not ended."""
         return self.memory.summary.shape[0]
 
     @torch.no_grad()

@@ -2,11 +2,13 @@
 
     truth = sigmoid(scale z + log_prob_weight log p + bias)
 
-z is the log-odds that the photo shows the word's stem, from the model's reading of the photo. p is
-the decoder's probability of the word. For a content word without a row in the reading, z is
-``unknown``. ``captioner.evaluation.fit_confidence`` fits the numbers to generated captions. There,
-a word counts as true if a reference caption has its stem, or if the object that it names is
-annotated. The numbers are stored in ``confidence.safetensors``. This module needs no torch.
+z is the log-odds that the photo shows the word's stem, from the model's reading of the photo (see
+``inference.reading``). For a content word without a stem, z is the fitted number ``unknown``. p is
+the decoder's probability of the word.
+
+``captioner.evaluation.fit_confidence`` fits the numbers to generated captions. For this purpose, a
+word counts as true if a reference caption contains its stem, or if the object that it names is
+annotated. The numbers are stored in ``confidence.safetensors``. This module does not need torch.
 
 Notation: T words of a caption, S stems of the reading.
 """
@@ -25,24 +27,27 @@ _Rows = NDArray[np.integer[Any]]
 
 @dataclass(frozen=True)
 class WordTruth:
-    """The fitted numbers of the equation."""
+    """The fitted numbers of the equation for the truth of words."""
 
     scale: float
     log_prob_weight: float
     bias: float
     unknown: float
     search_scale: float
-    """Replacement for ``scale`` inside the search, where log p is left out."""
+    """Replacement for ``scale`` during the search. The search uses the equation without log p."""
     search_bias: float
+    """Replacement for ``bias`` during the search."""
     search_unknown: float
+    """Replacement for ``unknown`` during the search."""
 
     def log_odds(self, rows: _Rows, log_probs: _Floats, z: _Floats) -> NDArray[np.float64]:
-        """Return the log-odds that each word of a caption is true, (T,), NaN for function words.
+        """Return the log-odds that each word of a caption is true, (T,). Function words have NaN.
 
         Args:
-            rows: The row of each word in the reading, (T,), or one of the constants above.
+            rows: The index of each word's stem, or ``UNKNOWN_WORD`` or ``FUNCTION_WORD`` of
+                ``search.worth``, (T,).
             log_probs: The decoder's log-probability of each word, (T,).
-            z: The reading's log-odds of its stems for the photo, (S,).
+            z: Log-odds that the photo shows each stem, (S,).
         """
         odds: NDArray[np.float64] = (
             self.scale * _with_constants(z, self.unknown)[rows]
@@ -52,22 +57,27 @@ class WordTruth:
         return odds
 
     def truths(self, rows: _Rows, log_probs: _Floats, z: _Floats) -> NDArray[np.float32]:
-        """Return the probability that each word is true, (T,); for arguments see ``log_odds``."""
+        """Return the probability that each word is true, (T,). For arguments see ``log_odds``."""
         return probabilities(self.log_odds(rows, log_probs, z)).astype(np.float32)
 
     def search_truths(self, z: _Floats) -> NDArray[np.float32]:
-        """Return the probability that each stem is true, without the decoder's probability.
+        """Return the probability that each stem is true of the photo, for use during the search.
+
+        Unlike ``truths``, it does not depend on the decoder's probabilities of the words.
+
+        Args:
+            z: Log-odds that the photo shows each stem, (S,).
 
         Returns:
-            An array that is indexed by rows, (S + 2,). Its last two values belong to the constants
-            above.
+            The probabilities, (S + 2,). The first S values belong to the stems. The last two values
+            belong to ``UNKNOWN_WORD`` (-2) and ``FUNCTION_WORD`` (-1) of ``search.worth``.
         """
         z = _with_constants(z, self.search_unknown)
         return probabilities(self.search_scale * z + self.search_bias).astype(np.float32)
 
 
 def _with_constants(z: _Floats, unknown: float) -> NDArray[np.float64]:
-    """Append the values that ``UNKNOWN_WORD`` and ``FUNCTION_WORD`` select as indices."""
+    """Append the values at the indices ``UNKNOWN_WORD`` (-2) and ``FUNCTION_WORD`` (-1)."""
     return np.concatenate([np.asarray(z, np.float64), [unknown, np.nan]])
 
 

@@ -1,4 +1,4 @@
-"""The network of a model folder in torch, built from its config and its weights file."""
+"""Reading and writing of a model's weights, and building of its network in torch."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from captioner.errors import ConfigError, ModelError
 from captioner.geometry import Geometry
 from captioner.inference.names import CONFIG
 from captioner.inference.reading import READING, ReadingWords
+from captioner.messages import counted
 from captioner.model.backbones import ENCODERS
 from captioner.model.build import SCORERS
 from captioner.model.caption_model import CaptionModel
@@ -26,18 +27,18 @@ from captioner.options import DecoderConfig
 from captioner.text.vocabulary import Vocabulary
 
 _RANDOM = {"kaiming_uniform_", "uniform_", "normal_", "erfinv_"}
-"""Slow functions of torch.nn.init and Tensor that initialize a tensor in place."""
+"""Slow functions of ``torch.nn.init`` and ``Tensor`` that initialize a tensor in place."""
 
 
 def to_bytes(model: CaptionModel) -> bytes:
-    """Return the content of a weights file."""
+    """Return a model's weights as the content of ``model.safetensors``."""
     return save(unshared({n: to_float16(tensor) for n, tensor in model.state_dict().items()}))
 
 
 def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors on the CPU, each in its own memory.
+    """Copy tensors to the CPU, each into its own memory.
 
-    Without this, the tensors of a module that is used twice would share memory.
+    The tensors of a module that is used twice share memory. safetensors does not save such tensors.
     """
     places: set[int] = set()
     found = {}
@@ -50,13 +51,13 @@ def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def to_float16(tensor: Tensor) -> Tensor:
-    """Convert to float16, unless a value would overflow."""
+    """Convert a tensor of floats to float16, unless one of its values would overflow."""
     half = tensor.half() if tensor.is_floating_point() else tensor
     return half if bool(half.isfinite().all()) else tensor
 
 
 def required_packages(model: CaptionModel, decoder: DecoderConfig) -> dict[str, Any]:
-    """Return the config entry ``requires``: the packages of scorers and encoders not built in."""
+    """Return the config entry ``requires``: the packages of scorers and encoders from outside."""
     records = ENCODERS.provider(model.encoder.name), SCORERS.provider(decoder.attention)
     required = [record for record in records if record is not None]
     return {"requires": required} if required else {}
@@ -69,7 +70,9 @@ def read_network(
     vocabulary: Vocabulary,
     reading: ReadingWords | None,
 ) -> CaptionModel:
-    """Build the network of a model's config in eval mode, and read its weights as float32.
+    """Build the network that a model's config describes, and read its weights as float32.
+
+    The network is returned in eval mode.
 
     Raises:
         ModelError: The file does not fit the config, or a scorer or encoder is not available.
@@ -91,7 +94,7 @@ def read_network(
     # Check sizes before memory is allocated. No layer can be larger than the whole file.
     largest = decoder.hidden_dim**2, decoder.embed_dim * len(vocabulary), words * hidden, hidden
     if max(largest) > path.stat().st_size:
-        raise _mismatch(path, "its sizes")
+        raise _mismatch(path, "the layer sizes differ")
     with _WithoutInitialWeights():
         encoder = Encoder(name, image_size=preprocessing.image_size)
         sizes = len(vocabulary), len(vocabulary.styles)
@@ -103,7 +106,7 @@ def read_network(
         name for name in own if own[name].shape != tensors[name].shape
     ]
     if wrong:
-        raise _mismatch(path, f"{len(wrong)} tensors, first: {wrong[0]}")
+        raise _mismatch(path, f"{counted(len(wrong), 'tensor')} differ, such as {wrong[0]}")
     tensors = {name: tensor.to(own[name].dtype, copy=True) for name, tensor in tensors.items()}
     network.load_state_dict(tensors, assign=True)
     network.geometry = geometry
@@ -111,12 +114,11 @@ def read_network(
 
 
 class _WithoutInitialWeights(TorchFunctionMode):
-    """A context that leaves the parameters of new layers uninitialized, in this thread only.
+    """A context in which new layers of this thread leave their parameters uninitialized.
 
-    Random weights take longer than captioning a photo, and the weights of the file replace them.
-    Only parameters are skipped, since the file may lack buffers. A mode of torch belongs to its
-    thread. If functions of torch.nn.init were replaced instead, layers of other threads would stay
-    uninitialized.
+    Drawing random weights takes longer than captioning a photo, and the weights from the file
+    replace them anyway. Buffers are still initialized, because the file may lack them. Patching
+    ``torch.nn.init`` instead would also affect layers that other threads create at the same time.
     """
 
     def __torch_function__(
@@ -140,12 +142,12 @@ def _read(path: Path) -> dict[str, Tensor]:
             f"{path} is damaged or not a safetensors file ({error}); copy the whole folder again"
         ) from error
     if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
-        raise ModelError(f"{path} has weights that are NaN or infinite; train the model again")
+        raise ModelError(f"{path} contains NaN or infinite weights; train the model again")
     return tensors
 
 
 def _mismatch(path: Path, what: str) -> ModelError:
     return ModelError(
-        f"{path} does not match its {CONFIG} ({what}); copy both files from the same model, or use "
-        "the version of captioner that trained it, if you have changed its decoder"
+        f"{path} does not match its {CONFIG} ({what}); copy both files from the same model, or "
+        "undo your changes to the decoder's code"
     )

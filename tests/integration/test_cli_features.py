@@ -99,7 +99,7 @@ def test_a_full_disk_is_reported_before_encoding(prepared, tmp_path, monkeypatch
 
     code, out, err = prepared("f", "--dtype", "float32")
     assert (code, out) == (FAILED, "")
-    assert "10,752 bytes are needed, but 10,000 are free" in err
+    assert "needs 10,752 bytes, but only 10,000 are free" in err
     assert not (tmp_path / "f").exists()
     assert prepared("f", "--dtype", "bfloat16")[0] == OK
 
@@ -160,5 +160,5 @@ def test_an_encoder_that_differs_on_a_machine_stops_the_job(
     monkeypatch.setattr(features, "open_feature_encoder", other)
     code, _, err = prepared("f", *RAY)
     assert code == FAILED
-    assert "has another encoder than the machine that started the job (" in err
+    assert "has a different encoder from the machine that started the job (" in err
     assert sorted(contents_of(tmp_path / "f")) == [ROWS, INDEX, HEADER]

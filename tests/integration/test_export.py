@@ -174,7 +174,7 @@ def test_the_program_of_the_page_captions(resize, exported, tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ([], "is exported; this needs the model folder"),
+        ([], "is an exported model without weights; use the model folder"),
         (
             ["--web", "--int8", "--calibration", "x"],
             "is already exported; with --int8, pass the model",

@@ -97,7 +97,9 @@ def test_an_exported_folder_is_loaded_but_not_pushed(hub, run, tmp_path):
     assert {"encoder.onnx", "decoder.onnx"} < set(hub.downloads())
     code, _, err = run("push", exported, "hf:me/other")
     assert code != OK
-    assert "is exported" in err.splitlines()[-1]  # after the bar of the download
+    assert (
+        "is an exported model without weights" in err.splitlines()[-1]
+    )  # after the bar of the download
 
 
 # --- nothing else is read from other people's folders --------------------------------------------
@@ -132,9 +134,9 @@ def test_another_kind_of_model_is_refused_before_its_weights(hub):
 @pytest.mark.parametrize(
     ("command", "name", "message"),
     [
-        ("caption", "hf:me/none", "hf:me/none does not exist, or is private; check the name, or"),
+        ("caption", "hf:me/none", "hf:me/none does not exist or is private; check the name, or"),
         ("caption", "hf:me/pets@v9", "hf:me/pets@v9: Invalid rev id: v9"),
-        ("caption", "hf:pets", "'hf:pets' is not a model of the hub; use hf:user/name or hf:"),
+        ("caption", "hf:pets", "'hf:pets' is not the name of a model on the hub; use hf:user/name"),
         ("push --private", "hf:me/pets", "hf:me/pets exists and is public"),
         ("push", "hf:me/bert", "hf:me/bert is not a captioner model"),
     ],

@@ -51,7 +51,7 @@ LINES = [
     ("caption a.mp4 --every 1s -o x.vtt --num-captions 2", "vtt writes one caption per photo"),
     ("caption a.mp4 -o x.vtt", "vtt is for videos; add --every 5s"),
     # Ray.
-    ("caption PHOTOS --workers 2", "workers needs engine ray; set engine to ray"),
+    ("caption PHOTOS --workers 2", "workers needs the engine 'ray'; set engine to 'ray'"),
     ("caption PHOTOS --format parquet -o x", "parquet"),
     (
         "caption PHOTOS --engine ray -o x.jsonl",

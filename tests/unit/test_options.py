@@ -83,7 +83,7 @@ def test_every_option_has_help_and_checks_its_values(schema) -> None:
         ({"traning": {}}, "unknown setting traning; did you mean training?"),
         ({"training": {"epoch": 3}}, "training.epoch; did you mean training.epochs?"),
         ({"epochs": 3}, "unknown setting epochs; did you mean training.epochs?"),
-        ({"training": 5}, "training is 5; pass its settings by name"),
+        ({"training": 5}, "training is 5; use a mapping of setting names to values"),
         ({"training": {"lr": "fast"}}, "training.lr is 'fast'; use a number > 0"),
         ({"training": {"lr": 0}}, "training.lr is 0; use a number > 0"),
         ({"data": {"styles": ["a"]}}, "data.styles has 1 entries, but data.train_"),
@@ -218,7 +218,7 @@ def test_an_error_in_a_config_file_names_it(tmp_path) -> None:
         ("training: {epochs: 0}", "bad.yaml: training.epochs is 0; use an integer >= 1"),
         ("training: {epoch: 0}", "bad.yaml: unknown setting training.epoch"),
         ("search: {temperature: 0.5}", "search.temperature 0.5 is for sampling, but beam_size"),
-        ("- a", "bad.yaml: config is ['a']; pass its settings by name"),
+        ("- a", "bad.yaml: config is ['a']; use a mapping of setting names to values"),
         ("a: [", "bad.yaml is not valid YAML"),
     ):
         path.write_text(text)

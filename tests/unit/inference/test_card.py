@@ -57,10 +57,12 @@ def test_a_card_has_the_training_settings_but_no_file_names(best):
     card = make_card(best)
 
     assert "\n# pets\n" in card
-    assert "Trained on 5,000 photos. Weights of epoch 3, step 1,200." in card
+    assert (
+        "The model was trained on 5,000 photos. Its weights are from epoch 3, step 1,200." in card
+    )
     assert "on 1 photo: CIDEr 43.2, BLEU-4 20.0" in card
     assert "data:\n  max_captions: 3\n" in card
-    assert "init_from: (a model of the author)" in card
+    assert "init_from: (the author's own model)" in card
     for private in ("alice", "train.json", "photos\n", "features", "shards", "[]", "license"):
         assert private not in card
     result = header_of(card)["model-index"][0]["results"][0]
@@ -98,7 +100,7 @@ def test_a_card_of_scores_with_intervals(best, tmp_path):
     fields = header_of(card)
     assert (fields["license"], fields["datasets"]) == ("mit", ["me/photos"])
     assert fields["model-index"][0]["name"] == "dogs"
-    with pytest.raises(ConfigError, match="two reports are about test"):
+    with pytest.raises(ConfigError, match="two reports are about 'test'"):
         make_card(best, options=CardOptions(reports=[path] * 2))
     (tmp_path / "report.json").write_text(json.dumps({"attention": {}}))
     with pytest.raises(ConfigError, match="has no caption scores"):
@@ -153,4 +155,4 @@ def test_a_card_names_the_packages_and_the_code_that_the_model_needs(best):
     path.write_text(json.dumps(config | {"requires": [package, package, script]}))
     card = make_card(best)
     assert "pip install captioner acme-layers\n" in card
-    assert "scorer `mine` is code of the author" in card
+    assert "scorer `mine` is the author's own code" in card

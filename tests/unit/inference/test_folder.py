@@ -155,7 +155,7 @@ def test_truncated_weights(folder: Path, kept: float):
 
 
 NOT_JSON = r"cannot read .*config\.json .*; copy the whole folder again"
-FOREIGN = r"config\.json is not a captioner model config: no format_version"
+FOREIGN = r"config\.json is not a captioner model config: 'format_version' is missing"
 
 
 @pytest.mark.parametrize(

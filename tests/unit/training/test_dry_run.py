@@ -51,7 +51,7 @@ def test_a_full_disk_fails_before_the_first_step(
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 5, 5000))
     monkeypatch.setattr(Trainer, "step", lambda *given: pytest.fail("a step was taken"))
-    with pytest.raises(DataError, match=r"[\d,]+ bytes are needed, but 5,000 are free"):
+    with pytest.raises(DataError, match=r"[\d,]+ bytes, but only 5,000 are free"):
         dry_run(prepare(configure()), tmp_path / "run")
 
 
