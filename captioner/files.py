@@ -103,7 +103,7 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
 
 
 def read_input(path: str | Path, kind: str) -> bytes:
-    """Read a file whose name comes from the user.
+    """Read a file that the user has named.
 
     Args:
         path: The file.
@@ -144,7 +144,7 @@ def require_space(folder: Path, needed: int) -> int:
 
 @contextmanager
 def write_lock(path: str | Path) -> Iterator[None]:
-    """Hold the lock of a file or folder during the block.
+    """Lock a file or folder during the block, so that no other process locks it.
 
     Raises:
         DataError: Another process holds the lock.

@@ -122,7 +122,9 @@ class Geometry(NamedTuple):
         try:
             y, x = [Axis(*[float(data[axis][name]) for name in Axis._fields]) for axis in "yx"]
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"geometry {data!r:.80} lacks a number ({error})") from error
+            raise ConfigError(
+                f"geometry is {data!r:.80}, which lacks a number or has an invalid number ({error})"
+            ) from error
         for axis in (y, x):
             if not (math.isfinite(axis.first) and axis.pitch > 0 and axis.start < axis.stop):
                 raise ConfigError(f"geometry has an invalid {axis}; use pitch > 0, start < stop")

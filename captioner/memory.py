@@ -76,4 +76,4 @@ def memory_errors(advice: str) -> Iterator[None]:
             raise
         tried = re.search(r"tried to allocate ([\d.]+ \w+)", text, re.I)
         needed = f" (tried to allocate {tried[1]})" if tried else ""
-        raise CaptionerError(f"out of memory{needed}; {advice}") from error
+        raise CaptionerError(f"captioner ran out of memory{needed}; {advice}") from error

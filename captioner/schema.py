@@ -71,7 +71,7 @@ ModelName = Annotated[str, Shown("MODEL")]
 
 @dataclass(frozen=True)
 class OptionField:
-    """One option: a field of a dataclass."""
+    """An option, which is declared as a field of a dataclass."""
 
     name: str
     type: Any
@@ -388,7 +388,7 @@ def checked_settings(kind: Any, given: Any, section: str = "") -> dict[str, Any]
 
 
 def _suggestion(name: Any, prefix: str, known: Mapping[str, OptionField]) -> str:
-    """Return the end of a message about an unknown setting: ``; did you mean ...?``.
+    """Return a suggestion for an unknown setting, as the end of an error message.
 
     All sections are searched, because the user may have left out the section.
     """

@@ -45,7 +45,7 @@ Kind = Literal["photos", "parquet", "tar"]
 
 @dataclass(frozen=True)
 class Part:
-    """Photos whose captions are written to one output file."""
+    """A numbered group of photos. Their captions are written to one output file."""
 
     number: int
     kind: Kind
@@ -178,7 +178,7 @@ _NAMES = ("path", "image", "image_path", "file_name", "filename", "file", "url",
 
 
 def _inspect_parquet(name: str, image: str | None, key: str | None) -> tuple[int, str]:
-    """Return the number of rows of a Parquet file, and the column of the photos."""
+    """Return the number of rows in a Parquet file, and the name of the column with photos."""
     import pyarrow.parquet as pq
     from pyarrow import types
 

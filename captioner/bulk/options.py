@@ -18,7 +18,7 @@ Share = Annotated[float, Interval(ge=0, lt=math.inf)]
 
 @dataclass(frozen=True, kw_only=True)
 class RayOptions:
-    """Millions of photos."""
+    """Jobs with millions of photos."""
 
     engine: Literal["plain", "ray"] = "plain"
     """Choose where the work runs. plain: in this process. ray: on a Ray cluster, or in several

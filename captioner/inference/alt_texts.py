@@ -35,8 +35,8 @@ class AltTexts(SiteImages):
     def suggest(self, model: Captioner, *, progress: bool = True, **options: Any) -> None:
         """Suggest a text for every image.
 
-        Each image gets a text with its confidence, or a note that explains why it has no
-        suggestion.
+        Each image gets a suggestion with its confidence, or a note that explains why the image has
+        no suggestion.
 
         Args:
             model: The model that captions the image files. Each file is captioned once.

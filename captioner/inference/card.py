@@ -211,7 +211,7 @@ def _training_row(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _header(
     config: Mapping[str, Any], name: str, options: CardOptions, reports: Mapping[str, Report]
 ) -> str:
-    """Return the YAML between ``---`` lines that the hub shows, filters and compares.
+    """Return the YAML header with which the hub shows, filters and compares models.
 
     The scores come from the reports. Without reports, they come from the validation during
     training.

@@ -171,9 +171,9 @@ def search_key(options: SearchOptions) -> dict[str, Any]:
     """Return the search options that affect the confidence, as JSON values.
 
     Sampling options are left out, because sampled captions have no confidence. Options marked
-    ``ANY_CONFIDENCE`` are left out for one of three reasons: They do not change the best caption of
-    a beam search, they have their own intercept (``style``), or they make the confidence only
-    slightly less accurate (``neutral``, see docs/confidence.md).
+    ``ANY_CONFIDENCE`` are left out, because most of them do not change the best caption of a beam
+    search. Among them, ``style`` has its own intercept, and ``neutral`` makes the confidence only
+    slightly less accurate (docs/confidence.md).
     """
     left_out = {
         *marked(SearchOptions, Role.ANY_CONFIDENCE),

@@ -39,7 +39,7 @@ class Portable:
         return _load, (type(self), folders, _times(folders), device, precision)
 
     def __copy__(self) -> Portable:
-        """Return a copy that shares the networks."""
+        """Return a shallow copy, which shares the networks."""
         new = object.__new__(type(self))
         vars(new).update(vars(self))
         return new

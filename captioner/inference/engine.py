@@ -1,4 +1,4 @@
-"""Inference with one model or an ensemble: from photos to hypotheses, in batches.
+"""Inference with one model or an ensemble, from batches of photos to search results.
 
 An ``Engine`` runs one model: ``TorchEngine`` with torch, ``OnnxEngine`` with ONNX Runtime. This
 module depends on neither of them and does not import torch.
@@ -95,7 +95,7 @@ class Engine(Protocol):
         """Precompute the decoder's per-photo inputs, returned as an opaque memory."""
 
     def read(self, grids: Any) -> Reading | None:
-        """Return what the model reads from the photos, or None if the model has no reading."""
+        """Return the model's reading of the photos, or None if the model has no reading."""
 
     def summary(self, memory: Any) -> NDArray[np.float32]:
         """Return the mean of each photo's region features, as the decoder uses them, (B, D)."""

@@ -65,7 +65,7 @@ class Exported(NamedTuple):
     """The result of an export."""
 
     sizes: dict[str, float]
-    """Megabytes of each file, by name."""
+    """Size of each file in megabytes, by name."""
     difference: float
     """Largest difference from torch in float32 (see ``largest_difference``)."""
     equal: tuple[int, int] | None
@@ -182,7 +182,7 @@ def largest_difference(model: CaptionModel, folder: Path) -> float:
 
 
 def encode(model: CaptionModel, pixels: Tensor) -> dict[str, Tensor]:
-    """Return the initial state, memory, summary and reading of photos (B, H, W, 3), by name."""
+    """Encode photos (B, H, W, 3), and return the outputs of the encoder's graph by name."""
     features = model.encode(pixels)
     memory = model.decoder.memory(features)
     state = model.decoder.start(memory)

@@ -64,7 +64,7 @@ def load_model(folder: str | Path, revision: str | None = None, **hub_options: A
     Raises:
         ModelError: A file is missing, damaged or not from captioner, or the folder was written by a
             newer version.
-        ConfigError: torch is needed and not installed.
+        ConfigError: The model needs torch, but torch is not installed.
     """
     from captioner.inference.confidence import read_calibrator
     from captioner.inference.grammar_file import read_grammar

@@ -126,7 +126,7 @@ class OnnxEngine:
         return OnnxStepper(self, memory, start)
 
     def score(self, memory: Arrays, tokens: NDArray[np.int64]) -> CaptionScores:
-        """Score captions step by step, because a graph contains one step (see ``Engine.score``)."""
+        """Score captions word by word, because the graph runs one step (see ``Engine.score``)."""
         stepper = OnnxStepper(self, memory, 0)
         stepper.state = {n: part.repeat(tokens.shape[1], 1) for n, part in stepper.state.items()}
         steps = [stepper.step(tokens[:, :, t]) for t in range(tokens.shape[2])]
@@ -151,11 +151,11 @@ class OnnxStepper:
 
     @property
     def batch_size(self) -> int:
-        """The number of photos whose search has not ended."""
+        """The number of photos that the search has not finished."""
         return len(self.state["hidden"])
 
     def step(self, tokens: NDArray[np.int64]) -> Advance:
-        """Feed the last word of each beam, (B, K), and score the next word."""
+        """Pass the last word of each beam, (B, K), to the decoder, and score the next word."""
         found = _run(self.engine.decoder, self.engine.outputs, self.inputs(tokens))
         _require_numbers(found["log_probs"][..., -1])  # if one value of a softmax is NaN, all are
         self.state = {name: found[NEXT + name] for name in self.state}

@@ -135,7 +135,7 @@ class ReadingWords:
         return np.where((rows == FUNCTION_WORD) & is_content, UNKNOWN_WORD, rows)
 
     def of_tokens(self, words: _Array) -> _Array:
-        """Return the log-odds of every token, (B, V), from the log-odds of the stems, (B, S).
+        """Convert the log-odds of stems, (B, S), to log-odds of tokens, (B, V).
 
         Tokens without a stem, such as function words, get NaN.
         """
@@ -231,5 +231,5 @@ class _Keywords(NamedTuple):
 
 
 def has_keywords(reading: ReadingWords | None) -> bool:
-    """Return whether a model has keywords."""
+    """Return whether a model supports keywords, given the words of its reading."""
     return reading is not None and bool(reading.keywords)

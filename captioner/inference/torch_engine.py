@@ -169,7 +169,7 @@ class DecoderStepper:
 
     @property
     def batch_size(self) -> int:
-        """The number of photos whose search has not ended."""
+        """The number of photos that the search has not finished."""
         return self.memory.summary.shape[0]
 
     @torch.no_grad()
