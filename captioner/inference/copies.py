@@ -75,7 +75,7 @@ def _unchanged_folder(model: StoredModel) -> Path:
     if not model.folder.is_dir():
         raise ModelError(
             f"the model cannot be pickled, because its folder {model.folder} no longer exists; "
-            f"restore the folder, or {advice}"
+            "restore the folder, or save the model with model.save(FOLDER) and load it again"
         )
     if not _same(model, load_model(model.folder)):
         raise ConfigError(

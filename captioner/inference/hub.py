@@ -148,8 +148,8 @@ def push(
             held = api.model_info(target.repo)
             if private and not held.private:
                 raise ConfigError(
-                    f"private is True, but hf:{target.repo} exists and is public; change its "
-                    "visibility on the hub, or use another name"
+                    f"hf:{target.repo} exists and is public, but private is set; change its "
+                    "visibility on the hub, use another name, or leave out private"
                 )
             if CONFIG in [sibling.rfilename for sibling in held.siblings or ()]:
                 fetch(HubModel(target.repo), [CONFIG], token=token)

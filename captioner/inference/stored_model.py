@@ -60,7 +60,7 @@ class StoredModel:
             return True
         return (self.folder / WEIGHTS).is_file()
 
-    def require_weights(self, use: str = "running the model in torch") -> None:
+    def require_weights(self, use: str = "this operation") -> None:
         """Check that the model can run in torch.
 
         Args:

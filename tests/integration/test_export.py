@@ -83,7 +83,7 @@ def test_what_needs_torch_is_one_line_where_it_is_missing(tiny, exported) -> Non
         (("caption", photo, "--model", tiny.model), "needs torch, torchvision; run: pip install"),
         (
             ("evaluate", "--images", tiny.photos, "--model", exported, "--faithfulness"),
-            "needs the model",
+            "use the model folder",
         ),
     ):
         done = run_without_torch(*arguments)

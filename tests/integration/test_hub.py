@@ -98,7 +98,7 @@ def test_an_exported_folder_is_loaded_but_not_pushed(hub, run, tmp_path):
     code, _, err = run("push", exported, "hf:me/other")
     assert code != OK
     assert (
-        "is an exported model without weights" in err.splitlines()[-1]
+        "contains an exported model without weights" in err.splitlines()[-1]
     )  # after the bar of the download
 
 

@@ -261,7 +261,7 @@ def test_another_model_on_a_worker_stops_the_job(tmp_path) -> None:
     from captioner.bulk.captions import ModelOptions, SearchOptions, WritePart
 
     output, [part] = Output(str(tmp_path), "jsonl"), divide(["a.jpg"], size=1)
-    with pytest.raises(DataError, match="another model than the machine that started the job"):
+    with pytest.raises(DataError, match="a different model from the machine that started the job"):
         WritePart(output, ModelOptions(), ["other"], SearchOptions())(part)
 
 

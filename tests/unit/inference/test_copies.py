@@ -84,9 +84,9 @@ def test_a_model_that_was_changed_in_memory_is_not_pickled(
 def test_a_model_without_a_folder_is_not_pickled(saved: Captioner):
     assert saved.stored.folder is not None
     shutil.rmtree(saved.stored.folder)
-    with pytest.raises(ModelError, match=r"its folder .* does not exist any more"):
+    with pytest.raises(ModelError, match=r"its folder .* no longer exists"):
         pickle.dumps(saved)
-    with pytest.raises(ConfigError, match=r"it is in memory only; save it with"):
+    with pytest.raises(ConfigError, match=r"it was never saved; save it with"):
         pickle.dumps(build())
 
 

@@ -212,8 +212,12 @@ MISMATCH = r"does not match its config\.json .*; copy both files from the same m
         pytest.param(lambda t: t.update(more=t[EMBEDDING]), MISMATCH, id="one more"),
         pytest.param(lambda t: t.pop(EMBEDDING), MISMATCH, id="one less"),
         pytest.param(lambda t: t.update({EMBEDDING: t[EMBEDDING][1:].copy()}), MISMATCH, id="size"),
-        pytest.param(lambda t: t[EMBEDDING].put(0, np.nan), "are NaN or infinite", id="nan"),
-        pytest.param(lambda t: t[EMBEDDING].put(0, np.inf), "are NaN or infinite", id="infinite"),
+        pytest.param(
+            lambda t: t[EMBEDDING].put(0, np.nan), "contains NaN or infinite weights", id="nan"
+        ),
+        pytest.param(
+            lambda t: t[EMBEDDING].put(0, np.inf), "contains NaN or infinite weights", id="infinite"
+        ),
     ],
 )
 def test_tensors_that_do_not_fit(folder: Path, edit: Callable[[Any], object], expected: str):
