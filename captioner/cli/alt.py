@@ -54,7 +54,7 @@ def alt(options: AltOptions, given: dict[str, Any]) -> int:
     from captioner.inference.alt_texts import find_alt, review_of
 
     if not Path(options.site).is_dir():
-        raise ConfigError(f"{options.site} is not a folder; give the folder of the finished site")
+        raise ConfigError(f"{options.site} is not a folder; pass the folder of the finished site")
     table = Path(options.output)
     for path in (table, review_of(table, Path(options.site))):
         new_file(path, options.force)
@@ -93,15 +93,16 @@ def _summarize(found: AltTexts, empty: bool) -> None:
     counts = ", ".join(f"{count:,} {what}" for what, count in sorted(found.counts.items()))
     warn(f"{counted(found.counts.total(), 'image')}: {counts}")
     if inside := sum(bool(one.link) for one in found.images):
-        warn(f"{inside:,} in links or buttons; their texts have to name where the link leads")
+        images = "image is" if inside == 1 else "images are"
+        warn(f"{inside:,} listed {images} in a link or button; write where it leads")
     if (count := found.counts[EMPTY]) and not empty:
         verb = "image has" if count == 1 else "images have"
         warn(
-            f'{count:,} {verb} alt="", which marks decorative images; generators also write it '
-            "for Markdown images without text; to list them, add --empty"
+            f'{count:,} {verb} alt="", because the image is decorative or a generator found no '
+            "text for it; to list all images with an empty text, add --empty"
         )
     if not found.images:
-        print("no image lacks an alternative text")
+        print("no image is missing its alternative text")
 
 
 def _apply(site: str, table: Path) -> int:
@@ -111,6 +112,6 @@ def _apply(site: str, table: Path) -> int:
     done = apply_alt(site, table)
     for problem in done.problems:
         warn(problem)
-    kept = f", {done.kept:,} already there" if done.kept else ""
+    kept = f", {done.kept:,} already in the pages" if done.kept else ""
     warn(f"{table}: {counted(done.written, 'alternative text')} written{kept}")
     return FAILED if done.problems else OK

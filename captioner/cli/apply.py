@@ -48,10 +48,13 @@ def apply(options: ApplyOptions, _: Any) -> int:
     if options.remove:
         return _remove(options)
     if len(options.captions) > 1:
-        raise ConfigError(f"{len(options.captions)} files of captions were given; use one")
+        raise ConfigError(f"{len(options.captions)} caption files were passed; pass only one")
     store = choose_store(options, force=options.force)
     if store is None:
-        raise ConfigError("no place was given; use --sidecar txt|xmp, --embed or --in-place")
+        raise ConfigError(
+            "no destination was chosen for the captions; add --sidecar txt|xmp, --embed FOLDER or "
+            "--in-place"
+        )
     failed = 0
     for problem in apply_table(store, options.captions[0], options.images, options):
         failed += 1
@@ -62,8 +65,8 @@ def apply(options: ApplyOptions, _: Any) -> int:
 def _remove(options: ApplyOptions) -> int:
     """Remove captioner's captions, report failures and return the exit code."""
     for_writing = {*changed(options)} - {*marked(ApplyOptions, ALSO_REMOVES)}
-    refuse(options, for_writing, "cannot be combined with --remove; leave it out")
+    refuse(options, for_writing, "cannot be combined with --remove; use only one of them")
     removed = remove_captions(options.captions, exiftool=options.exiftool, report=warn)
-    others = f"; {counted(removed.kept, 'text')} by people kept" if removed.kept else ""
-    warn(f"{counted(removed.captions, 'caption')} removed{others}")
+    others = f" and kept {counted(removed.kept, 'text')} by people" if removed.kept else ""
+    warn(f"removed {counted(removed.captions, 'caption')}{others}")
     return FAILED if removed.failed else OK

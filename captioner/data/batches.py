@@ -1,7 +1,7 @@
-"""Training batches: photos with some of their captions.
+"""Batches of photos and captions for training.
 
-The photos may be augmented. The random choices for a photo (captions, crop, flip) depend only on
-seed, epoch and photo, not on the process that reads it. A resumed run therefore continues exactly
+Photos may be augmented. The random choices for a photo (captions, crop, flip) depend only on seed,
+epoch and photo, not on the process that reads the photo. A resumed run therefore continues exactly
 where it stopped.
 """
 
@@ -28,31 +28,31 @@ from captioner.text.vocabulary import PAD, START
 
 @dataclass(frozen=True)
 class Batch:
-    """Photos, or their features, with their captions.
+    """A batch of photos or cached features, with captions.
 
     The class is not a tuple, because DistributedDataParallel moves tensors in tuples to the GPU.
-    Every step would then wait for reading the tokens back.
+    Every step would then wait until the tokens are copied back.
     """
 
     images: Tensor
-    """Pixels of the photos, (B, H, W, 3) bytes, or features, (B, L, D)."""
+    """Pixels of the photos, (B, H, W, 3) bytes, or features of the photos, (B, L, D)."""
     tokens: Tensor
-    """Token ids, (B, R, T + 1): start token, words, end token (see ``Example.tokens``), padding. A
-    photo with fewer than R captions has rows of padding. The longest captions of a photo come
-    first, and so do the photos with the longest captions. The decoder then processes the least
-    padding."""
+    """Token ids of the captions, (B, R, T + 1). Each row contains the start token, the words, the
+    end token (see ``Example.tokens``) and padding. A photo with fewer than R captions has rows of
+    padding. Photos and their captions are sorted by length, longest first, so that the decoder
+    processes little padding."""
     image_ids: tuple[int, ...]
     """Ids of the photos, (B,)."""
     step: int = 0
-    """Number of the batch in the run, from 0. Sampled captions depend on it."""
+    """Index of the batch in the run, from 0. Sampled captions depend on this index."""
 
     @property
     def words(self) -> int:
-        """Number of target words, end tokens included."""
+        """The number of target words, including end tokens."""
         return int((self.tokens[..., 1:] != PAD).sum())
 
     def parts(self, size: int) -> list[Batch]:
-        """Split the batch into parts of at most ``size`` photos, or return one part if it is 0."""
+        """Split the batch into parts of at most ``size`` photos. Size 0 keeps it as one part."""
         size = size or len(self.images)
         parts = []
         for start in range(0, len(self.images), size):
@@ -67,7 +67,8 @@ class Batch:
 
 
 FILLER = -1
-"""Epoch of a filler: a black photo without captions, which adds nothing to the loss."""
+"""Epoch number that marks a filler. A filler is a black photo without captions, and it adds nothing
+to the loss."""
 
 
 _ASPECT = math.log(5 / 4)  # log of the largest change of a crop's aspect ratio
@@ -81,8 +82,9 @@ class Augmentation:
         colour   brightness, contrast and saturation, each by a random factor (Howard 2013,
                  arXiv:1312.5402)
 
-    Deviation: a caption describes the whole photo. Crops should therefore be large: 75% of the
-    area, where classification uses 8%. The hue is kept, because "a red shirt" must not turn green.
+    Deviation: a caption describes the whole photo. Crops should therefore keep at least 75% of the
+    area, compared with 8% in classification. The hue is kept, because "a red shirt" must not turn
+    green.
     """
 
     min_crop: float = 1.0
@@ -91,7 +93,7 @@ class Augmentation:
     """Largest change of brightness, contrast and saturation, as a fraction. 0 turns it off."""
 
     def augmented(self, image: Image.Image, *, seed: int, epoch: int, key: str) -> Image.Image:
-        """Augment an RGB photo without changing its size. For ``key``, see ``Example.key``."""
+        """Return an RGB photo with random changes and the same size (``key``: ``Example.key``)."""
         rng = random.Random(f"variation {seed} {epoch} {key}")
         if self.min_crop < 1:
             box = self._crop(image.size, rng)
@@ -103,7 +105,7 @@ class Augmentation:
         return image
 
     def _crop(self, size: tuple[int, int], rng: random.Random) -> tuple[float, float, float, float]:
-        """Return the left, upper, right and lower edge of a random crop (pixels)."""
+        """Return the left, upper, right and lower edges of a random crop (pixels)."""
         area = rng.uniform(self.min_crop, 1.0)
         # No side may exceed the photo's; limiting the aspect ratio keeps the sampled area.
         limit = min(_ASPECT, -math.log(area))
@@ -120,8 +122,8 @@ class Augmentation:
 class PhotoReader(Dataset[tuple[Example, Tensor]]):
     """A reader of photos that also samples their captions for an epoch.
 
-    It holds no photos. The loader sends each photo to a worker when the photo is needed. Otherwise,
-    each spawned worker would start every epoch with a copy of all captions.
+    The reader does not store the photos. The loader sends each photo to a worker when the photo is
+    needed. Otherwise, each spawned worker would start every epoch with a copy of all captions.
     """
 
     preprocessing: Preprocessing
@@ -165,7 +167,7 @@ def warn_skipped(error: ImageError) -> None:
 
 
 def collate(photos: Sequence[tuple[Example, Tensor]]) -> Batch:
-    """Stack photos with their pixels or features, and pad their captions, longest first."""
+    """Combine photos, with their pixels or features, into a batch sorted by caption length."""
     captions = [sorted(photo.tokens, key=len, reverse=True) for photo, _ in photos]
     order = sorted(range(len(photos)), key=lambda b: -len(captions[b][0]) if captions[b] else 1)
     return Batch(
@@ -178,9 +180,10 @@ def collate(photos: Sequence[tuple[Example, Tensor]]) -> Batch:
 def pad_captions(
     captions: Sequence[Sequence[Sequence[int]]], starts: Sequence[int] | None = None
 ) -> Tensor:
-    """Pad each photo's captions (see ``Example.tokens``) to ``Batch.tokens``, (B, R, T + 1).
+    """Pad the captions of photos to one tensor, (B, R, T + 1), as in ``Batch.tokens``.
 
-    ``starts`` are the start tokens of the photos. None selects ``START`` for all of them.
+    Captions are lists of word ids (see ``Example.tokens``). ``starts`` contains the start token of
+    each photo. None selects ``START`` for all photos.
     """
     longest = max((len(words) for photo in captions for words in photo), default=1)
     tokens = torch.full((len(captions), max(1, *map(len, captions)), 1 + longest), PAD)

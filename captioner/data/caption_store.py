@@ -132,7 +132,7 @@ class Store:
         """
         target, sidecar = self.target(photo), self.options.sidecar
         if sidecar and target == photo:
-            raise DataError("is not a photo but a sidecar file; leave it out")
+            raise DataError("the file is a sidecar, not a photo; leave it out")
         if target != photo:
             _require_plain(target)
         if sidecar == "txt":
@@ -142,8 +142,8 @@ class Store:
             return there if there.text else None
         if self.folder is not None and target.exists() and target.samefile(photo):
             raise ConfigError(
-                f"--embed {self.folder} is the folder of the photos; use another folder, or "
-                "--in-place to change the originals"
+                f"--embed {self.folder} is the folder of the photos; choose a different folder, "
+                "or use --in-place to change the originals"
             )
         try:
             there = find_in_photo(photo, exiftool=self.options.exiftool)
@@ -188,7 +188,9 @@ class Store:
             try:
                 old = self._bare(target.read_text(encoding="utf-8-sig"))
             except UnicodeDecodeError:
-                raise DataError("the text is not in UTF-8; convert it, or move it away") from None
+                raise DataError(
+                    "the text is not encoded in UTF-8; convert the file or move it away"
+                ) from None
             parts = [old] if f", {text}, " in f", {old}, " else [old, text]
             text = ", ".join(filter(None, parts if self.existing == "append" else parts[::-1]))
         text, prefix, suffix = self._bare(text), self.options.prefix, self.options.suffix
@@ -270,24 +272,25 @@ class Store:
             if other is not photo:
                 xmp = self.options.sidecar == "xmp"
                 raise ConfigError(
-                    f"{other} and {photo} would both use {self.target(photo)}; caption them "
-                    "separately, or rename one" + ", or use --sidecar-name photo.jpg.xmp" * xmp
+                    f"the captions of {other} and {photo} would both go into {self.target(photo)}; "
+                    "rename one photo" + " or use --sidecar-name photo.jpg.xmp" * xmp
                 )
         if existing and self.existing is None:
             target = self.target(existing[0])
             beside = target != existing[0] and _exists(target)
             where = f"a caption in {target}" if beside else "a description"
             raise ConfigError(
-                f"{first_of(existing)} already has {where}; use --skip-existing to keep it, or "
-                "--force to replace it"
+                f"{first_of(existing)} already has {where}; add --skip-existing to keep existing "
+                "captions, or --force to replace them"
             )
         if existing:
             done = "copied unchanged" if self.folder else "skipped"
-            self.warn(f"{len(existing)} of {len(owners)} photos already have a caption; {done}")
+            photos_kept = f"{len(existing)} of {len(owners)} photos"
+            self.warn(f"{photos_kept} {done} because they already have a caption")
         if newer := [photo for photo in existing if self._is_older(self.target(photo), photo)]:
             self.warn(
-                f"{first_of(newer)} changed after the caption was written; to caption these photos "
-                "again, use --existing replace"
+                f"{first_of(newer)} changed after the caption was written; to caption a "
+                "changed photo again, use --existing replace"
             )
         kept = {*existing}
         return [photo for photo in owners.values() if photo not in kept], existing, problems
@@ -348,32 +351,43 @@ def make_store(
         ConfigError: Two options contradict each other, or exiftool is not installed.
     """
     where = flags_given(options, *marked(SidecarOptions, PLACE))
-    leave = "add it, or leave this option out"
     for kind, names in (("txt", ("prefix", "suffix")), ("xmp", ("sidecar_name",))):
         if options.sidecar != kind:
-            refuse(options, names, f"needs --sidecar {kind}; {leave}")
+            refuse(
+                options, names, f"needs --sidecar {kind}; add --sidecar {kind} or omit this option"
+            )
     if not where:
         names = ("existing", "skip_existing")
-        refuse(options, names, f"needs --sidecar, --embed or --in-place; {leave}")
+        problem = "needs --sidecar, --embed or --in-place; add one of them or omit this option"
+        refuse(options, names, problem)
         return None
     if len(where) > 1:
-        raise ConfigError(f"{where[0]} and {where[1]} cannot be combined; use one of them")
+        raise ConfigError(f"{where[0]} and {where[1]} cannot be combined; use only one of them")
     if options.existing:
-        refuse(options, ("skip_existing",), "is short for --existing skip; use one of them")
+        problem = f"cannot be combined with --existing {options.existing}; use only one of them"
+        refuse(options, ("skip_existing",), problem)
     existing = options.existing or ("skip" if options.skip_existing else None)
     if existing in ("append", "prepend") and options.sidecar != "txt":
-        raise ConfigError(f"--existing {existing} needs --sidecar txt; use skip or replace")
+        raise ConfigError(
+            f"--existing {existing} needs --sidecar txt; add --sidecar txt, or use --existing skip "
+            "or --existing replace"
+        )
     if existing == "replace-own" and options.sidecar == "txt":
         raise ConfigError(
             "--existing replace-own does not work with --sidecar txt, because text files do not "
-            "show who wrote them; use skip or replace"
+            "record who wrote them; use --existing skip or --existing replace"
         )
     if options.exiftool:
         if options.sidecar:
-            raise ConfigError("--exiftool needs --embed or --in-place; leave it out")
+            raise ConfigError(
+                f"--exiftool cannot be combined with --sidecar {options.sidecar}; leave out "
+                "--exiftool, or replace --sidecar by --embed or --in-place"
+            )
         require_exiftool()
     if force and existing not in (None, "replace"):
-        raise ConfigError(f"--force and --existing {existing} contradict each other; use one")
+        raise ConfigError(
+            f"--force and --existing {existing} contradict each other; use only one of them"
+        )
     return Store(options, existing or ("replace" if force else None), warn=warn)
 
 
@@ -446,8 +460,9 @@ def _require_plain(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISREG(mode):
-        kind = {stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder"}.get(stat.S_IFMT(mode))
-        raise DataError(f"is {kind or 'a device or a pipe'}, not a file; move it away")
+        kinds = {stat.S_IFLNK: "link", stat.S_IFDIR: "folder"}
+        kind = kinds.get(stat.S_IFMT(mode), "device or pipe")
+        raise DataError(f"the output file is a {kind}; move the {kind} away")
 
 
 def _replace(target: Path, photo: Path, data: bytes) -> None:

@@ -1,9 +1,10 @@
-"""Cells of CSV files that are safe to open in a spreadsheet.
+"""CSV cells that are safe to open in a spreadsheet.
 
-A spreadsheet computes a cell that begins with =, +, - or @, also after white space, and may send
-the result to a server. Texts in our tables may come from strangers. An apostrophe is therefore
-written before such a text, and `captioner.data.importers.read_table` removes it. Numbers are left
-as they are. `csvCell` in ``drawing/web/cells.js`` does the same.
+A spreadsheet treats a cell as a formula if it begins with =, +, - or @, even after white space. A
+formula can send data to a server, and texts in captioner's tables may come from strangers. An
+apostrophe is therefore written before such a text, and `captioner.data.importers.read_table`
+removes the apostrophe. Numbers are not changed. ``csvCell`` in ``drawing/web/cells.js`` works in
+the same way.
 
 Source: OWASP, CSV Injection.
 """
@@ -20,7 +21,7 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
 
 def safe_cell(text: str) -> str:
-    """Return text as a cell that no spreadsheet computes."""
+    """Return text as a cell that spreadsheets do not treat as a formula."""
     return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
 
 
@@ -30,7 +31,7 @@ def plain_cell(cell: str) -> str:
 
 
 class SafeWriter:
-    """A writer of CSV tables with safe cells."""
+    """A writer of CSV tables that are safe to open in a spreadsheet."""
 
     def __init__(self, file: IO[str], columns: Iterable[str], delimiter: str = ",") -> None:
         """Write the header of the table."""
@@ -43,13 +44,13 @@ class SafeWriter:
         self._writer.writerow(self._columns)
 
     def write_row(self, row: Mapping[str, Any]) -> None:
-        """Write a row from values by column."""
+        """Write a row, given as a mapping from columns to values."""
         self._writer.writerow([safe_cell(str(row.get(name, ""))) for name in self._columns])
 
     def write_cells(self, row: Mapping[str, str]) -> None:
-        """Write a row of cells from another table, without changing them."""
+        """Write a row of cells from an existing table, without changing the cells."""
         self._writer.writerow([row.get(name, "") for name in self._columns])
 
     def write(self, line: str) -> None:
-        """Write a line with the line end that the other output formats have."""
+        """Write a line with a line feed at its end, as in the other output formats."""
         self._file.write(line.removesuffix("\r\n") + "\n")

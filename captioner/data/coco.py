@@ -1,4 +1,4 @@
-"""COCO annotation files: read and check them, and find their photos on disk."""
+"""Functions that read and check COCO annotation files and find the photos on disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from captioner.errors import DataError
 from captioner.files import read_input
 
 Fields: TypeAlias = Mapping[str, Mapping[str, tuple[type, ...]]]
-"""The fields that a reader needs, as list in the file -> field -> accepted types."""
+"""The fields that a reader needs. Each list in the file maps to its fields, and each field maps to
+its accepted types."""
 
 CAPTION_FIELDS: Fields = {
     "images": {"id": (int,), "file_name": (str,)},
@@ -33,8 +34,8 @@ def read_coco(
 ) -> dict[str, Any]:
     """Read a COCO file with captions or instances, and check the fields that the caller needs.
 
-    Whole numbers may be written as text or as 1.0, as pandas writes them. They become integers. A
-    caption may be null or NaN, and becomes empty.
+    Whole numbers may be written as text or as 1.0, as pandas writes them. They are converted to
+    integers. A caption that is null or NaN becomes empty text.
 
     Raises:
         DataError: The file is missing, is not JSON or lacks a list. An entry lacks a field or has a
@@ -43,23 +44,26 @@ def read_coco(
     data = read_json(Path(path))
     if _is_karpathy(data):
         raise DataError(
-            f"{path} has the layout of Karpathy's dataset_*.json; convert it with captioner "
+            f"{path} has the layout of Karpathy's dataset_*.json; convert it with: captioner "
             f"prepare dataset {path} -o FOLDER"
         )
     for part, types in fields.items():
         entries = data.get(part)
         if not isinstance(entries, list) or not entries:
-            raise DataError(f"{path} has no {part!r}; give a COCO {content} file")
+            raise DataError(f"{path} has no list {part!r}; use a COCO {content} file")
         for number, entry in enumerate(entries):
             for key, accepted in types.items():
                 if not isinstance(entry, dict) or type(entry.get(key)) not in accepted:
                     where = f"{path}: {part}[{number}]"
                     if not isinstance(entry, dict) or key not in entry:
-                        raise DataError(f"{where} has no {key!r}; give a COCO {content} file")
+                        raise DataError(f"{where} has no field {key!r}; use a COCO {content} file")
                     entry[key] = _converted(where, key, entry[key], accepted)
     counts = Counter(image["id"] for image in data["images"])
     if repeated := [image_id for image_id, count in counts.items() if count > 1]:
-        raise DataError(f"{path}: image id {repeated[0]} occurs twice; give each image its own id")
+        raise DataError(
+            f"{path} lists the image id {repeated[0]} more than once; use a different id for each "
+            "image"
+        )
     return data
 
 
@@ -67,7 +71,7 @@ _KINDS = {int: "a whole number", str: "text", list: "a list"}
 
 
 def _is_karpathy(data: Mapping[str, Any]) -> bool:
-    """Return whether images contain their captions, as in Karpathy's files."""
+    """Return whether the image entries contain the captions, as in Karpathy's files."""
     images = data.get("images")
     first = images[0] if isinstance(images, list) and images else None
     return isinstance(first, dict) and "sentences" in first and "annotations" not in data
@@ -77,18 +81,18 @@ def _converted(where: str, key: str, value: Any, accepted: tuple[type, ...]) -> 
     """Return a value as one of the accepted types.
 
     Raises:
-        DataError: The value has a different type.
+        DataError: The value cannot be converted.
     """
     with suppress(ValueError):
         if int in accepted:
             return whole_number(value)
         if key == "caption":
             return caption_text(value)
-    raise DataError(f"{where} has the {key} {value!r:.60}; give {_KINDS[accepted[0]]}")
+    raise DataError(f"the {key} of {where} is {value!r:.60}; use {_KINDS[accepted[0]]}")
 
 
 def whole_number(value: Any) -> int:
-    """Return an id as a whole number. It may be written as 1.0 or as text.
+    """Return an id as a whole number. The id may be written as 1.0 or as text.
 
     Raises:
         ValueError: The id is not a whole number.
@@ -105,7 +109,7 @@ def whole_number(value: Any) -> int:
 
 
 def caption_text(value: object) -> str:
-    """Return a caption as text. Null and NaN, which mark missing captions, become empty.
+    """Return a caption as text. Null and NaN mark missing captions and become empty text.
 
     Raises:
         ValueError: The caption is neither text nor missing.
@@ -118,18 +122,18 @@ def caption_text(value: object) -> str:
 
 
 def read_photos(annotations: Sequence[str | Path], *, renumber: bool = False) -> dict[int, Example]:
-    """Read the photos of COCO captions files. A file that is listed twice is read once.
+    """Read photos and captions from COCO captions files. Duplicate file names are ignored.
 
     Args:
-        annotations: The files.
+        annotations: Paths of the files.
         renumber: Choose new ids for images whose id belongs to a different image in an earlier
             file. New ids follow the largest id, in the order of the files. Use this only if
             nothing else, such as features or results, refers to the ids. Without it, a repeated
             id is an error.
 
     Returns:
-        All photos by image id, in the order of the files, also those without captions. Paths are
-        the file names.
+        All photos by image id, in the order of the files, including photos without captions. The
+        path of each photo is its file name in the annotations.
 
     Raises:
         DataError: A file is missing or has no COCO captions, or two files have different file
@@ -151,9 +155,9 @@ def read_photos(annotations: Sequence[str | Path], *, renumber: bool = False) ->
             if image_id in found and found[image_id].path != name:
                 if not renumber:
                     raise DataError(
-                        f"{path}: image id {image_id} is {name} here but {found[image_id].path} "
-                        "in an earlier file; give files whose ids agree (captioner prepare dataset "
-                        "has --first-id)"
+                        f"{path}: image id {image_id} belongs to {name} here, but to "
+                        f"{found[image_id].path} in an earlier file; use files with different ids "
+                        "(set --first-id of captioner prepare dataset)"
                     )
                 image_id, following = following, following + 1
             ids[image["id"]] = image_id
@@ -163,8 +167,8 @@ def read_photos(annotations: Sequence[str | Path], *, renumber: bool = False) ->
             image_id = ids.get(entry["image_id"], entry["image_id"])
             if image_id not in found:
                 raise DataError(
-                    f"{path}: a caption belongs to image {entry['image_id']}, which is not in the "
-                    "file; remove the caption or add the image"
+                    f"{path}: a caption refers to image id {entry['image_id']}, but no image has "
+                    "this id; remove the caption or add the image"
                 )
             if caption := entry["caption"].strip():
                 captions[image_id].append(caption)
@@ -174,7 +178,7 @@ def read_photos(annotations: Sequence[str | Path], *, renumber: bool = False) ->
 def read_captions(
     annotations: Sequence[str | Path], *, renumber: bool = False
 ) -> dict[int, tuple[str, ...]]:
-    """Return the captions of `read_photos` by image id, which may be an empty list."""
+    """Return the captions of each image id, with the same arguments as `read_photos`."""
     photos = read_photos(annotations, renumber=renumber)
     return {image_id: photo.captions for image_id, photo in photos.items()}
 
@@ -201,21 +205,24 @@ def read_dataset(
         DataError: Annotations, captions, a folder or photos are missing.
     """
     if not annotations:
-        raise DataError("no annotations were given; give at least one COCO captions file")
+        raise DataError("no annotations were passed; add at least one COCO captions file")
     found = sorted(read_photos(annotations, renumber=renumber).items())
     photos = [one for i, one in found if one.captions and (ids is None or i in ids)]
     source = ", ".join(Path(path).name for path in annotations)
     if not photos:
         if ids is not None:
-            raise DataError(f"no captioned photo of {source} is in this part of karpathy_split")
-        raise DataError(f"{source} has no captioned photos; give a COCO captions file")
+            raise DataError(
+                f"{source} has no captioned photos in this part of data.karpathy_split; use the "
+                "annotations that belong to the split"
+            )
+        raise DataError(f"{source} has no captioned photos; use a COCO captions file")
     return locate_photos(photos, images, source)
 
 
 def locate_photos(
     photos: Sequence[Example], images: Sequence[str | Path], source: str
 ) -> list[Example]:
-    """Return the photos with the paths of their files in place of file names.
+    """Find photos on disk, and return them with the paths of their files.
 
     Args:
         photos: Photos with their file names.
@@ -231,7 +238,8 @@ def locate_photos(
             os.scandir(folder).close()
         except OSError as error:
             raise DataError(
-                f"the image folder {folder} cannot be read ({error.strerror}); check its name"
+                f"the image folder {folder} cannot be read ({error.strerror}); check its name "
+                "and permissions"
             ) from error
         folders.append(NamedFiles(folder))
     found, missing = [], []
@@ -244,28 +252,28 @@ def locate_photos(
     if missing:
         searched = ", ".join(map(str, images)) or "no folders"
         raise DataError(
-            f"{len(missing)} of {len(photos)} photos of {source} are not in {searched} "
-            f"(first: {missing[0]}); give the image folders"
+            f"{len(missing)} of {len(photos)} photos from {source} are missing from {searched} "
+            f"(first: {missing[0]}); add the image folders that contain them"
         )
     return found
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object, with or without a byte order mark.
+    """Read a JSON object from a file. The file may begin with a byte order mark.
 
     Raises:
-        DataError: The file cannot be read, or contains anything but a JSON object.
+        DataError: The file cannot be read, or does not contain a JSON object.
     """
     try:
         data = json.loads(read_input(path, "a JSON file").decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise DataError(
-            f"{path} is not JSON ({error}); give a complete JSON file (captioner prepare dataset "
-            "converts tables)"
+            f"{path} is not valid JSON ({error}); use a complete JSON file, or convert a table "
+            "with captioner prepare dataset"
         ) from error
     if not isinstance(data, dict):
         raise DataError(
-            f"{path} contains a JSON {type(data).__name__}; give an object with 'images' "
-            "(captioner prepare dataset converts lists of captions)"
+            f"{path} contains a JSON {type(data).__name__}, not an object with 'images'; convert "
+            "lists of captions with captioner prepare dataset"
         )
     return data

@@ -1,11 +1,11 @@
-"""Colours of photos, converted to sRGB for the model and the screen.
+"""Conversion of photo colours to sRGB, for the model and the screen.
 
-Most photos are in sRGB and stay as they are. Phones use Display P3, photographers Adobe RGB or
-ProPhoto RGB, and printers CMYK. These files contain a profile (ICC). PNG, HEIC and AVIF can name
-their colours by numbers instead (CICP), and PNG also by its gamma. For these, a profile is made
-here.
+Most photos are in sRGB and are not changed. Phones use Display P3, photographers use Adobe RGB or
+ProPhoto RGB, and printers use CMYK. Files with such colours contain an ICC profile. PNG, HEIC and
+AVIF can instead identify the colours by numbers (CICP), and PNG can contain a gamma value. This
+module builds a profile from these values.
 
-A profile that cannot be used is ignored. The picture then has a wrong tint, but is right otherwise.
+An unusable profile is ignored. The picture then has a wrong tint, but no other error.
 
 Source: ICC.1:2004 (profiles), ITU-T H.273 (CICP), ITU-R BT.2100 (PQ and HLG), Lindbloom (matrices).
 """
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 Chromaticities = tuple[float, ...]
-"""x and y of white, red, green and blue, as in PNG's chunk cHRM."""
+"""The coordinates x and y of white, red, green and blue, as in the PNG chunk cHRM."""
 
 _BT709 = (0.3127, 0.3290, 0.64, 0.33, 0.30, 0.60, 0.15, 0.06)
 _PRIMARIES = {
@@ -30,21 +30,21 @@ _PRIMARIES = {
     9: (0.3127, 0.3290, 0.708, 0.292, 0.170, 0.797, 0.131, 0.046),  # BT.2020
     12: (0.3127, 0.3290, 0.680, 0.320, 0.265, 0.690, 0.150, 0.060),  # Display P3
 }
-"""Chromaticities by their number in CICP; unknown ones are taken as those of sRGB."""
+"""Chromaticities by CICP number. Unknown numbers are treated as sRGB."""
 
 _PQ, _HLG, _LINEAR = 16, 18, 8
-"""Transfer functions by their number in CICP. The others are close to that of sRGB."""
+"""CICP numbers of transfer functions. Other transfer functions are close to the sRGB function."""
 
 _D50 = np.array([0.9642, 1.0, 0.8249])
 _BRADFORD = np.array(
     [[0.8951, 0.2664, -0.1614], [-0.7502, 1.7135, 0.0367], [0.0389, -0.0685, 1.0296]]
 )
 _MAX_PROFILE = 4 << 20
-"""Larger profiles (bytes) are ignored; those of printers have about 2 MB."""
+"""Size limit (bytes). Larger profiles are ignored. Printer profiles have about 2 MB."""
 
 
 def profile_of(image: Image.Image) -> bytes | None:
-    """Return the ICC profile of a picture's pixels, or None if they count as sRGB."""
+    """Return the ICC profile of a picture's pixels, or None if the pixels are treated as sRGB."""
     info = image.info
     if numbers := info.get("cicp"):
         return _cicp_profile(*numbers)
@@ -58,11 +58,11 @@ def profile_of(image: Image.Image) -> bytes | None:
 
 
 def to_srgb(image: Image.Image, profile: bytes) -> Image.Image | None:
-    """Return the picture in sRGB, or None if it needs no change or its profile is unusable.
+    """Convert a picture to sRGB, or return None if this is not necessary or not possible.
 
     Args:
         image: A picture of mode RGB, L or CMYK. An RGB picture may be changed in place.
-        profile: The ICC profile of its pixels, for the same kind of colours.
+        profile: The ICC profile of the picture. It must be for the picture's mode.
     """
     transform = _transform(profile, image.mode)
     if transform is None:
@@ -98,7 +98,7 @@ def _transform(profile: bytes, mode: str) -> Any:
 
 
 def _samples(mode: str) -> Image.Image:
-    """Return a picture of evenly spaced colours or greys."""
+    """Return a picture of evenly spaced colours or greys, to test a transform."""
     steps = np.arange(0, 256, 17 if mode == "RGB" else 1, dtype=np.uint8)
     if mode == "L":
         return Image.fromarray(steps[None])
@@ -107,7 +107,7 @@ def _samples(mode: str) -> Image.Image:
 
 @functools.cache
 def _cicp_profile(primaries: int, transfer: int) -> bytes | None:
-    """Return a profile for colours named by numbers, or None if the colours are sRGB."""
+    """Return a profile for CICP numbers, or None if the numbers stand for sRGB."""
     steps = np.linspace(0, 1, 1024)
     if transfer == _PQ:
         power = steps ** (1 / 78.84375)
@@ -127,7 +127,7 @@ def _cicp_profile(primaries: int, transfer: int) -> bytes | None:
 
 
 def _below_white(light: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Compress light brighter than paper white, 1, so that highlights keep their details."""
+    """Compress light above paper white (1), so that highlights keep their details."""
     knee = 0.6
     over = np.maximum(light - knee, 0) / (1 - knee)
     return np.where(light <= knee, light, knee + (1 - knee) * over / (1 + over))
@@ -142,10 +142,10 @@ def _gamma_profile(gamma: float, primaries: Chromaticities) -> bytes | None:
 
 
 def _matrix_profile(primaries: Chromaticities, curve: NDArray[np.float64]) -> bytes | None:
-    """Return an ICC profile of three primaries and a curve, or None if they are invalid.
+    """Return an ICC profile from primaries and a tone curve, or None if they are invalid.
 
-    The curve has the light of each value. The primaries are adapted from their white to D50, as ICC
-    profiles require (Bradford).
+    The curve maps each pixel value to an amount of light. The Bradford method adapts the primaries
+    from their own white point to D50, as ICC profiles require.
     """
     try:
         points = np.array(primaries, dtype=float).reshape(4, 2)

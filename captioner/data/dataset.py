@@ -1,4 +1,4 @@
-"""COCO captions files written from imported photos, one file per split.
+"""Conversion of imported photos to COCO captions files, with one file per split.
 
 Empty captions, photos without captions and photos that are not on disk are left out and counted.
 Everything is checked before the first file is written.
@@ -25,7 +25,7 @@ from captioner.files import atomic_write
 from captioner.messages import counted
 
 EMPTY = ("", "nan")
-"""Captions that are missing, as pandas writes them, in lower case."""
+"""Texts that pandas writes for a missing caption, in lower case."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class ImportSummary:
     photos_without_captions: int = 0
     """Number of photos left out because they have no captions, or only empty captions."""
     missing_photos: list[str] = field(default_factory=list)
-    """Photos left out because they are not in the image folder or not readable."""
+    """Photos left out because they are not in the image folder or cannot be read."""
 
     def __str__(self) -> str:
         lines = [
@@ -59,7 +59,7 @@ class ImportSummary:
 
 
 def prepare_dataset(options: DatasetOptions) -> ImportSummary:
-    """Convert captions in another layout to COCO captions files.
+    """Convert captions from any supported layout to COCO captions files.
 
     For the steps, see `import_captions` and `write_coco`. If the source has no validation photos,
     `split_randomly` splits its training photos.
@@ -91,8 +91,8 @@ def split_randomly(
     """
     if not (0 <= validation <= 1 and 0 <= test <= 1 and validation + test < 1):
         raise ConfigError(
-            f"validation is {validation} and test is {test}; give fractions of the photos, 0 or"
-            " more and together below 1"
+            f"validation is {validation} and test is {test}; use fractions from 0 to 1 with a sum "
+            "below 1"
         )
 
     def digest(name: Path) -> bytes:
@@ -101,7 +101,9 @@ def split_randomly(
     names = sorted({photo.path for photo in photos}, key=digest)
     first, second = (max(1, round(len(names) * part)) if part else 0 for part in (validation, test))
     if (needed := first + second + 1) > len(names):
-        raise DataError(f"{counted(len(names), 'photo')} cannot be split; give {needed} or more")
+        raise DataError(
+            f"{counted(len(names), 'photo')} are too few to split; use at least {needed}"
+        )
     splits = ["val"] * first + ["test"] * second + ["train"] * len(names)
     split_of = dict(zip(names, splits, strict=False))
     found = [replace(photo, split=split_of[photo.path]) for photo in photos]
@@ -111,10 +113,10 @@ def split_randomly(
 def write_coco(photos: Sequence[Example], options: DatasetOptions) -> ImportSummary:
     """Write captions_SPLIT.json for each split, in the format that pycocotools reads.
 
-    Image ids of the source are kept. Other photos are numbered from ``first_id``, or from the
-    largest id of the source + 1 if that is greater. Captions are stripped. The folder may already
-    contain other splits, but not with any of these photos, because the test set must not leak into
-    training.
+    Image ids from the source are kept. Photos without an id are numbered from ``first_id``, or from
+    the largest id in the source + 1 if that is greater. White space around captions is removed. The
+    folder may already contain other splits. They must not contain any of these photos, because the
+    test set must not leak into training.
 
     Raises:
         DataError: A file exists, a photo is in an existing split, or no photo is left.
@@ -123,7 +125,7 @@ def write_coco(photos: Sequence[Example], options: DatasetOptions) -> ImportSumm
     splits = dict.fromkeys(photo.split for photo in photos)
     files = {split: Path(options.output, f"captions_{split}.json") for split in splits}
     if existing := [str(file) for file in files.values() if file.exists() and not options.force]:
-        raise DataError(f"{existing[0]} exists; give another folder or --force")
+        raise DataError(f"{existing[0]} already exists; choose a different folder or add --force")
     for split in ("train", "val", "test"):
         file = Path(options.output, f"captions_{split}.json")
         try:
@@ -133,18 +135,18 @@ def write_coco(photos: Sequence[Example], options: DatasetOptions) -> ImportSumm
         names = {photo.path for photo in photos}
         if shared := sorted(names.intersection(photo.path for photo in held.values())):
             raise DataError(
-                f"{file} exists and contains {len(shared)} of these photos (first: {shared[0]}); "
-                "remove it, or give another folder"
+                f"{file} already contains {len(shared)} of the imported photos (first: "
+                f"{shared[0]}); remove the file or choose a different folder"
             )
     summary = ImportSummary()
     files_in = None if options.images is None else NamedFiles(Path(options.images))
     kept = [found for photo in photos if (found := _usable(photo, files_in, summary))]
     if not kept:
         if not (missing := summary.missing_photos):
-            raise DataError("no photo has a caption; check the captions")
+            raise DataError(f"{options.source}: no photo has a caption; add captions to the source")
         raise DataError(
-            f"{options.source}: no photo can be read ({Path(options.images or '', missing[0])}); "
-            "give --images, the folder that their names are relative to"
+            f"{options.source}: no photo can be read (first: "
+            f"{Path(options.images or '', missing[0])}); set --images to the folder of the photos"
         )
     ids = [photo.image_id for photo, _ in kept if photo.image_id != NO_ID]
     new_ids, numbers = itertools.count(max([options.first_id - 1, *ids]) + 1), itertools.count(1)
@@ -171,9 +173,11 @@ def write_coco(photos: Sequence[Example], options: DatasetOptions) -> ImportSumm
 def _usable(
     photo: Example, images: NamedFiles | None, summary: ImportSummary
 ) -> tuple[Example, dict[str, int]] | None:
-    """Return a photo with its name on disk, its captions that are not empty, and its size.
+    """Prepare a photo for writing, or return None if it is left out.
 
-    A photo that is left out is counted, and None is returned.
+    Returns:
+        The photo with its name on disk and without empty captions, and its width and height. A
+        photo that is left out is counted in ``summary``.
     """
     captions = tuple(text for text in map(str.strip, photo.captions) if text.lower() not in EMPTY)
     summary.empty_captions += len(photo.captions) - len(captions)

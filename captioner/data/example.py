@@ -11,7 +11,7 @@ UNSPLIT = "all"
 """Split name for photos without a split."""
 
 NO_ID = -(2**63)
-"""Image id of a photo whose source does not number its photos."""
+"""Image id of photos from a source without ids."""
 
 
 @dataclass(frozen=True)
@@ -21,24 +21,25 @@ class Example:
     image_id: int
     """Id of the photo in the source, or ``NO_ID``."""
     path: Path
-    """The photo's file. Until the photo has been located on disk, its name in the source."""
+    """Path of the photo's file. Before the photo is located on disk, this is its name in the
+    source. """
     captions: tuple[str, ...]
     style: str = ""
     """Style of the captions; see ``Vocabulary.start``."""
     source: int = 0
-    """Index of the captions file, in the order of the files. If several files list the photo, the
-    first file counts."""
+    """Index of the captions file that lists the photo, from 0. If several files list the photo,
+    this is the first file."""
     split: str = UNSPLIT
     """``train``, ``val``, ``test`` or ``UNSPLIT``."""
     tokens: tuple[list[int], ...] = field(default=(), hash=False)
     """Word ids of each caption, followed by the end token. Truncated captions have no end token, so
-    that the model does not learn truncation as an ending. Empty until the captions are encoded."""
+    that the model does not learn to end a caption there. Empty until the captions are encoded."""
     start: int = START
     """Start token of the photo's style."""
     repeat: int = 0
-    """Number of this use of the photo within an epoch, from 0 (see ``data.repeats``)."""
+    """Index of this repetition of the photo within an epoch, from 0 (see ``data.repeats``)."""
 
     @property
     def key(self) -> str:
-        """The text that the photo's random choices depend on. Each use in an epoch has its own."""
+        """The text that seeds the photo's random choices. Each repetition has a different key."""
         return f"{self.image_id} {self.repeat}" if self.repeat else str(self.image_id)

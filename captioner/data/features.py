@@ -1,6 +1,6 @@
 """Cached features of a frozen encoder, computed once and read in every epoch.
 
-    FOLDER/features.json   written first: what the rows are made from
+    FOLDER/features.json   written first: describes how the rows were computed
     FOLDER/features.bin    rows of (L, D): the photos, then flipped versions of the first photos
     FOLDER/features.index  a `RECORD` per photo whose rows are on disk, appended block by block
 
@@ -54,15 +54,15 @@ RECORD = np.dtype(
 def feature_fingerprint(
     encoder: Encoder, preprocessing: Preprocessing, stage: str | None = None, **storage: str
 ) -> dict[str, str]:
-    """Return everything besides the photo that its features depend on.
+    """Return a fingerprint of the settings that the features of photos depend on.
 
     Args:
-        encoder: The encoder. Its name counts, and the SHA-256 of its weights or of the weights
-            before ``stage``.
-        preprocessing: The encoder's preprocessing, of which every field counts.
+        encoder: The encoder. The fingerprint contains its name and the SHA-256 of its weights, or
+            only of the weights before ``stage``.
+        preprocessing: The encoder's preprocessing. Every field is part of the fingerprint.
         stage: Encoder stage whose input is cached. None means the encoder's output.
-        **storage: ``dtype`` of the rows and ``precision`` of the encoder. If they are left out,
-            any value matches.
+        **storage: ``dtype`` of the rows and ``precision`` of the encoder. A value that is left out
+            matches any value.
     """
     weights = hashlib.sha256()
     state = encoder.state_dict() if stage is None else encoder.state_until(stage)
@@ -77,7 +77,7 @@ def feature_fingerprint(
 
 
 class FeatureCache:
-    """The rows of a complete folder, memory-mapped. Threads may share it."""
+    """Cached features of photos, memory-mapped from a complete folder. Threads may share it."""
 
     def __init__(self, folder: str | Path, fingerprint: Mapping[str, str]) -> None:
         """Open a folder that ``captioner prepare features`` has written.
@@ -98,11 +98,11 @@ class FeatureCache:
             raise DataError(f"{folder} was made with {other}; {self._recreate}")
         self.dtype = DTYPES[self.fingerprint["dtype"]]
         self.stage = self.fingerprint.get("stage")
-        """Encoder stage whose input is cached; None: the encoder's output."""
+        """Encoder stage whose input is cached, or None if the encoder's output is cached."""
         self.shape: tuple[int, int, int] = tuple(header["shape"])
-        """N, L, D."""
+        """Number of rows N, number of regions L and feature size D."""
         self.grid: tuple[int, int] = tuple(header["grid"])
-        """Gh, Gw."""
+        """Height and width of the grid, Gh and Gw."""
         self.flipped: int = header["flipped"]
         """Number of photos, from the first, that also have a flipped row."""
         rows, regions, feature_dim = self.shape
@@ -120,7 +120,7 @@ class FeatureCache:
 
     @property
     def _recreate(self) -> str:
-        return f"recreate them with: {COMMAND} -o {self.folder} --force"
+        return f"recreate the features with: {COMMAND} -o {self.folder} --force"
 
     def has(self, image_id: int) -> bool:
         """Return whether a photo has a row. Unknown and unreadable photos have no row."""
@@ -128,10 +128,10 @@ class FeatureCache:
         return row is not None and bool(self.records[row]["readable"])
 
     def check(self, images: Sequence[Example], *, flipped: bool = False) -> None:
-        """Check that the rows belong to these photos in their present state.
+        """Check that the cache contains these photos and that their files have not changed.
 
-        A file with the same name and size counts as unchanged. Missing files are not an error. A
-        photo that could not be read counts as known (see `has`).
+        A file with the same name and size counts as unchanged. Missing files are not an error. The
+        cache may list a photo as unreadable (see `has`).
 
         Args:
             images: The photos.
@@ -146,7 +146,7 @@ class FeatureCache:
             if row is None or self._names[row] != image.path.name:
                 return "are not in"
             if flipped and row >= self.flipped:
-                return "have no flipped row (data.horizontal_flip) in"
+                return "have no flipped version (data.horizontal_flip) in"
             changed = _size(image.path) not in (-1, self.records[row]["size"])
             return "have changed since they were encoded for" if changed else ""
 
@@ -159,17 +159,17 @@ class FeatureCache:
             )
 
     def read(self, photos: Sequence[tuple[int, bool]]) -> Tensor:
-        """Gather the rows of photos.
+        """Return the features of photos.
 
         Args:
-            photos: Image ids, each with True for the flipped row.
+            photos: Pairs of an image id and True for the flipped photo.
 
         Returns:
-            Features, (B, L, D), in the cache's dtype, pinned if there is a GPU. A photo that could
-            not be read has zeros (see `has`).
+            Features, (B, L, D), in the cache's dtype, in pinned memory if a GPU is available.
+            Unreadable photos have features of 0 (see `has`).
 
         Raises:
-            DataError: A row is damaged. Its checksum is verified at the first reading.
+            DataError: A row is damaged. Checksums are verified when a row is first read.
         """
         shape, pin = (len(photos), *self.shape[1:]), torch.cuda.is_available()
         features = torch.empty(shape, dtype=self.dtype, pin_memory=pin)
@@ -195,7 +195,7 @@ class FeatureEncoder(NamedTuple):
     """A frozen encoder with the shape of its features."""
 
     encode: Callable[[Tensor], Tensor]
-    """Turns pixels, (B, H, W, 3) bytes, into features, (B, L, D), on any device."""
+    """Function that turns pixels, (B, H, W, 3) bytes, into features, (B, L, D), on any device."""
     preprocessing: Preprocessing
     grid: tuple[int, int]
     """Height and width of the grid, Gh and Gw."""
@@ -218,14 +218,14 @@ class EncodedPhoto(NamedTuple):
     """Size of the photo's file (bytes), or -1 if the file did not exist."""
     row: bytes
     flipped: bytes
-    """Features of the flipped photo. Empty if it is not encoded flipped."""
+    """Features of the flipped photo. Empty if the flipped photo is not encoded."""
     error: str
 
 
 Blocks = Generator[list[EncodedPhoto], None, None]
 
 Progress = Iterator[tuple[int, list[str]]]
-"""For each block written, the number of photos and the errors of those that could not be read."""
+"""The number of photos in each written block, with one error for each unreadable photo."""
 
 
 class FeatureWriter:
@@ -243,7 +243,7 @@ class FeatureWriter:
         *,
         force: bool = False,
     ) -> None:
-        """Inspect the folder, which must be new, empty or partly filled with these features.
+        """Inspect the folder, which must be new, empty or partly filled with the same features.
 
         Nothing is written yet.
 
@@ -267,25 +267,29 @@ class FeatureWriter:
         for image in images:
             if (other := by_id.setdefault(image.image_id, image)) is not image:
                 raise ConfigError(
-                    f"image id {image.image_id} is both {other.path} and {image.path}; features "
-                    "are looked up by id, so give each photo its own"
+                    f"{other.path} and {image.path} share the image id {image.image_id}; use a "
+                    "different id for each photo"
                 )
         held, index = read_header(folder), self.folder / INDEX
         if self.folder.exists() and not self.folder.is_dir():
-            raise ConfigError(f"{folder} is a file; give a folder")
+            raise ConfigError(f"{folder} is a file; choose a folder")
         if held == self._header:
             if index.exists():
                 self.done = index.stat().st_size // RECORD.itemsize
             self.done = 0 if force and self.complete else self.done
         elif others := sorted(p.name for p in self.folder.glob("*") if not force):
             differs = difference(held.get("key", {}), encoder.fingerprint)
-            problem = f"was made with {differs}" if differs else "holds features of other photos"
-            problem = problem if held else f"holds other files (first: {others[0]})"
-            raise ConfigError(f"{folder} {problem}; give another folder, or --force to write to it")
+            problem = (
+                f"was made with {differs}" if differs else "contains features of different photos"
+            )
+            problem = problem if held else f"contains unrelated files (first: {others[0]})"
+            raise ConfigError(
+                f"{folder} {problem}; choose a different folder, or add --force to use this folder"
+            )
 
     @property
     def complete(self) -> bool:
-        """True if all photos are written."""
+        """True if the features of all photos are written."""
         return self.done == len(self.images)
 
     @property
@@ -295,10 +299,10 @@ class FeatureWriter:
         return max(0, self.bytes - (512 * rows.stat().st_blocks if rows.exists() else 0))
 
     def fill(self, batch_size: int = 32) -> Progress:
-        """Encode the missing photos, which threads read ahead, and write their features.
+        """Encode the missing photos and write their features, while threads read photos ahead.
 
-        A batch is a block. A resumed run therefore writes the same bytes only with the same batch
-        size.
+        Each batch is one block. A resumed run therefore writes the same bytes only with the same
+        batch size.
         """
         paths = [image.path for image in self.images]
         return self.write(
@@ -308,10 +312,10 @@ class FeatureWriter:
         )
 
     def write(self, blocks: Callable[[int], Blocks]) -> Progress:
-        """Write the missing photos.
+        """Write the features of the missing photos.
 
         Args:
-            blocks: Yields the photos in order, starting with the photo at an index.
+            blocks: Function that yields the encoded photos in order, from the photo at an index.
 
         Raises:
             DataError: Another process is filling the folder, or features overflow the dtype.
@@ -365,9 +369,9 @@ class FeatureWriter:
 def encode_photos(
     paths: Sequence[Path], encoder: FeatureEncoder, batch_size: int, flipped: int
 ) -> Blocks:
-    """Encode photos, which threads read ahead, and yield a block for each batch.
+    """Encode photos and yield a block for each batch, while threads read photos ahead.
 
-    The first ``flipped`` photos are also encoded flipped, in a pass of their own.
+    The first ``flipped`` photos are also flipped and encoded in a separate pass.
 
     Raises:
         DataError: Features overflow the dtype.
@@ -400,7 +404,7 @@ def _size(path: Path) -> int:
 def _encode(
     pixels: Mapping[int, NDArray[np.uint8]], paths: Sequence[Path], encoder: FeatureEncoder
 ) -> dict[int, bytes]:
-    """Return the rows of photos by the photos' index in the block."""
+    """Return the features of photos in bytes, by the index of the photo in its block."""
     if not pixels:
         return {}
     dtype = encoder.fingerprint["dtype"]
@@ -409,8 +413,8 @@ def _encode(
     if not all(finite):
         bad = paths[list(pixels)[finite.index(False)]]
         raise DataError(
-            f"{bad}: features overflow {dtype}; use --dtype bfloat16 or float32, or check "
-            "the encoder's weights"
+            f"{bad}: the features overflow {dtype}; use --dtype bfloat16 or --dtype float32, or "
+            "check the encoder's weights"
         )
     data = features.cpu().contiguous().view(torch.uint8).numpy()
     return {n: row.tobytes() for n, row in zip(pixels, data, strict=True)}
@@ -432,10 +436,10 @@ def read_header(folder: str | Path) -> dict[str, Any]:
 
 
 def difference(held: Mapping[str, str], expected: Mapping[str, str]) -> str | None:
-    """Return the first value of a fingerprint that differs, for error messages."""
+    """Describe the first difference between fingerprints, or return None if they match."""
     for name, value in expected.items():
         if held.get(name) != value:
             if name == "weights":
-                return "other encoder weights"
+                return "different encoder weights"
             return f"{name} {held.get(name)}, not {value}"
     return None

@@ -1,4 +1,4 @@
-"""Photos found in files and folders, in natural order, or by their names in a table."""
+"""Functions that find photos in folders, in natural order, or by their names in a table."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from captioner.errors import DataError
 
 @dataclass
 class Skipped:
-    """The files of folders that are not captioned."""
+    """Counts of the files that a search of folders skipped."""
 
     photos: dict[PhotoFormat, Counter[str]] = field(default_factory=dict)
-    """Photos that cannot be decoded here, counted by format and extension."""
+    """Photos that this installation cannot decode, counted by format and extension."""
     others: Counter[str] = field(default_factory=Counter)
     """Files that are not photos, counted by extension in lower case. The extension may be empty."""
     rest: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """All other skipped files, counted by a noun and the words after it: hidden photos, subfolders
-    of a search that is not recursive, links to folders, and camera RAW next to its photo. Hidden
-    files that are not photos are not counted."""
+    """All other skipped files, counted by a noun and the words that follow the noun in messages:
+    hidden photos, subfolders (without a recursive search), links to folders, and camera RAW files
+    next to their photo. Other hidden files are not counted."""
     unlisted: list[str] = field(default_factory=list)
     """One message for each subfolder that cannot be listed."""
 
@@ -38,9 +38,9 @@ def find_images(
     skipped: Skipped | None = None,
     formats: tuple[PhotoFormat, ...] = FORMATS,
 ) -> list[Path]:
-    """List photos in the order of the paths. A folder is replaced by its photos.
+    """List the photos of paths, in order. Each folder is replaced by the photos in it.
 
-    Files and missing paths are returned unchanged, so that `open_image` reports what is wrong with
+    Files and missing paths are returned unchanged, so that `open_image` reports any problem with
     them. The photos of a folder are found by their extension (see `FORMATS`) and sorted naturally
     (``2.jpg`` before ``10.jpg``). Hidden files are skipped, and so is camera RAW next to a photo of
     the same name.
@@ -48,9 +48,9 @@ def find_images(
     Args:
         paths: Files and folders.
         recursive: Also search subfolders, after the folder's own photos. Links are not followed.
-        skipped: Counts the files of folders that are left out. If it is None, a subfolder that
-            cannot be listed is an error.
-        formats: Formats to search folders for.
+        skipped: Receives the counts of skipped files. If it is None, a subfolder that cannot be
+            listed is an error.
+        formats: The formats of the files to find in folders.
 
     Raises:
         DataError: A folder cannot be listed or has no photos that can be decoded, or a name is
@@ -60,7 +60,7 @@ def find_images(
     photos = []
     for given in [paths] if isinstance(paths, str) else paths:
         if given == "":  # as a path, it would be the current folder
-            raise DataError("'' is an empty name; give a file or a folder")
+            raise DataError("a file name is empty; pass the name of a file or a folder")
         path = Path(given)
         if not path.is_dir():
             photos.append(path)
@@ -72,7 +72,7 @@ def find_images(
             searched = ", ".join(kind.name for kind in formats if kind.decodable)
             noun = "photos" if formats == FORMATS else "videos"
             subfolders = "" if recursive else "; subfolders are not searched"
-            raise DataError(f"{path}: no {noun} in this folder ({searched}){subfolders}")
+            raise DataError(f"{path}: this folder contains no {noun} ({searched}){subfolders}")
         photos += found
     return photos
 
@@ -95,7 +95,7 @@ def _search(
         # Path.is_symlink raises an error for a path that is too long.
         links = [n for n in visible if os.path.islink(os.path.join(parent, n))]  # noqa: PTH114, PTH118
         if not recursive:
-            skipped.rest["subfolder", " (give --recursive to search them)"] += len(visible)
+            skipped.rest["subfolder", " (add --recursive to search them)"] += len(visible)
             visible, links = [], []
         skipped.rest["link", " to folders"] += len(links)
         folders[:] = sorted(set(visible) - set(links), key=natural)
@@ -104,18 +104,18 @@ def _search(
         files = [n for n in files if not (n.endswith(".txt") and n[:-4] in photos)]  # sidecars
         rest = without_twins(files) if RAW in formats else files
         twins = len(files) - len(rest)
-        skipped.rest["camera RAW file", " beside a photo of the same name"] += twins
+        skipped.rest["camera RAW file", " next to a photo of the same name"] += twins
         kept = [name for name in rest if _is_photo(name, skipped, formats)]
         found += [Path(parent, name) for name in sorted(kept, key=natural)]
     return found
 
 
 PICTURE_MARK = "_attention"
-"""``captioner attend`` appends it to a photo's name to name the picture of its attention."""
+"""Suffix of the pictures that ``captioner attend`` draws. It follows the photo's name."""
 
 
 def without_pictures(photos: Sequence[Path]) -> list[Path]:
-    """Return photos without the pictures that ``captioner attend`` made of others among them."""
+    """Leave out pictures that ``captioner attend`` made from other photos in the list."""
     known = {(photo.parent, stem) for photo in photos for stem in (photo.stem, photo.name)}
 
     def is_picture(photo: Path) -> bool:
@@ -127,7 +127,7 @@ def without_pictures(photos: Sequence[Path]) -> list[Path]:
 
 
 def without_twins(files: Sequence[str]) -> list[str]:
-    """Return paths or URLs without camera RAW files next to a photo of the same name."""
+    """Leave out camera RAW files next to a photo of the same name, given as paths or URLs."""
     kinds = {name: format_by_name(name) for name in files}
     if RAW not in kinds.values():
         return [*files]
@@ -143,8 +143,9 @@ def _unlisted(error: OSError) -> str:
 def expand_pattern(pattern: str, skipped: Skipped | None = None) -> list[str]:
     """Return the files and folders that match a pattern of local names, in natural order.
 
-    Patterns work as in a shell. ``**`` stands for any subfolders. It does not follow links to
-    folders, which may lead back. Subfolders that cannot be listed are treated as in `find_images`.
+    Patterns work as in a shell. ``**`` matches any number of subfolders. It does not follow links
+    to folders, because they may lead in a circle. Subfolders that cannot be listed are treated as
+    in `find_images`.
     """
     counted = Skipped() if skipped is None else skipped
     found = sorted(dict.fromkeys(_expand(pattern, counted)), key=natural)
@@ -172,7 +173,7 @@ def _expand(pattern: str, skipped: Skipped) -> list[str]:
 
 
 def _is_photo(name: str, skipped: Skipped, formats: tuple[PhotoFormat, ...]) -> bool:
-    """Return whether a file is a photo that can be decoded here. Count it if it is not."""
+    """Return whether this installation can decode a file as a photo. Count all other files."""
     extension = Path(name).suffix.lower()
     kind = next((kind for kind in formats if extension in kind.extensions), None)
     if kind is None:
@@ -186,11 +187,12 @@ def _is_photo(name: str, skipped: Skipped, formats: tuple[PhotoFormat, ...]) -> 
 
 
 def natural(name: str) -> str:
-    """Return a sort key: numbers by value, letters without case, ties by the name itself.
+    """Return a key that sorts numbers by value and ignores the case of letters.
 
-    The key is text, because a list of parts would take more memory for a million names. Each number
-    is preceded by its length in three digits, so 9 sorts before 10. Three digits are enough,
-    because names have at most 255 characters.
+    Names that are equal in this order are sorted by the name itself. The key is text, because a
+    list of parts would take more memory for a million names. Each number is preceded by its length
+    in three digits, so 9 sorts before 10. Three digits are enough, because names have at most 255
+    characters.
     """
     padded = re.sub("0*([0-9]+)", lambda n: f"{len(n[1]):03}{n[1]}", name.casefold())
     return f"{padded}\0{name}"
@@ -199,7 +201,7 @@ def natural(name: str) -> str:
 # --- names in tables ------------------------------------------------------------------------------
 
 _BYTE = re.compile(r"\\udc([89a-f][0-9a-f])")
-"""A byte that is not UTF-8, as `captioner.files.atomic_open` writes it."""
+"""An invalid UTF-8 byte, in the form that `captioner.files.atomic_open` writes."""
 
 
 class NamedFiles:
@@ -207,11 +209,11 @@ class NamedFiles:
 
     A name in the table may differ from the name on disk in its Unicode form (Macs write NFD), in
     the white space around it, and in the spelling of bytes that are not UTF-8. Each folder is
-    listed once, which is faster than a system call per photo.
+    listed only once. This is faster than a system call per photo.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Take the folder. It is listed when the first name is looked up."""
+        """Set the folder. Its files are listed when the first name is looked up."""
         self.folder = folder
         self._listed: dict[str, dict[str, str]] = {}
 
@@ -226,21 +228,21 @@ class NamedFiles:
         return None
 
     def find_below(self, name: str) -> Path:
-        """Return the file of a name that a stranger may have chosen.
+        """Return the file with a name from an untrusted source.
 
         Raises:
-            DataError: The name leads out of the folder, directly or by a link, or the file does not
-                exist. The message contains neither the name nor the folder.
+            DataError: The name leads outside the folder, directly or by a link, or the file does
+                not exist. The message contains neither the name nor the folder.
         """
         if problem := unsafe_name(decoded_name(name)):
-            raise DataError(problem)
+            raise DataError(f"the name {problem}")
         found = self.find(name)
         if found is None or not os.path.isfile(found):  # noqa: PTH113
-            raise DataError("does not exist")
+            raise DataError("the file does not exist")
         # realpath, because resolve raises an error for links that lead in a circle.
         real, top = (Path(os.path.realpath(path)) for path in (found, self.folder))
         if not real.is_relative_to(top):
-            raise DataError("is a link that leads out of the folder")
+            raise DataError("the file is a link that leads outside the folder")
         return found
 
     def _find(self, parts: Sequence[str]) -> Path | None:
@@ -253,7 +255,7 @@ class NamedFiles:
         return self.folder / found if found else None
 
     def _names(self, folder: str) -> dict[str, str]:
-        """Return the names in a folder by their own spelling and by their normalized spelling."""
+        """Map the exact and the normalized spelling of each name in a folder to the name."""
         if folder not in self._listed:
             try:
                 names = os.listdir(self.folder / folder)  # noqa: PTH208 (names, not paths)
@@ -264,20 +266,23 @@ class NamedFiles:
 
 
 def unsafe_name(name: str) -> str:
-    """Return why a name may lead out of a folder on any system, or an empty text if it cannot."""
+    """Return why a name may lead outside its folder, or an empty text if it is safe.
+
+    The name has to be safe on every operating system.
+    """
     if not name.strip():
         return "is empty"
     if "\0" in name:
-        return "has a NUL character"
+        return "contains a NUL character"
     if name.startswith("/") or re.match(r"[A-Za-z]:", name):
-        return "is an absolute name"
+        return "is absolute"
     if "\\" in name:
-        return "has a backslash"
-    return "leads out of the folder" if ".." in name.split("/") else ""
+        return "contains a backslash"
+    return "leads outside the folder" if ".." in name.split("/") else ""
 
 
 def decoded_name(name: str) -> str:
-    """Return a file name with the invalid bytes that `captioner.files.atomic_open` escapes."""
+    """Restore the invalid bytes that `captioner.files.atomic_open` escapes in a file name."""
     return _BYTE.sub(lambda byte: chr(0xDC00 + int(byte[1], 16)), name)
 
 

@@ -23,11 +23,12 @@ class PhotoFormat:
     extensions: tuple[str, ...]
     """File name extensions in lower case."""
     codec: str | None = None
-    """Feature of Pillow that decodes the format. None if it is built in."""
+    """Feature of Pillow that decodes the format. None if every Pillow can decode it."""
     package: str | None = None
-    """Package that decodes the format. None if Pillow does."""
-    unsupported: str = "is missing in this Pillow; run: pip install --upgrade pillow"
-    """The reason why the format cannot be decoded here and the remedy. It follows the name."""
+    """Package that decodes the format. None if Pillow decodes it."""
+    unsupported: str = "is not supported by the installed Pillow; run: pip install --upgrade pillow"
+    """The reason why the format cannot be decoded, and the remedy. In messages, this text follows
+    the name of the format."""
     signature: re.Pattern[bytes] | None = None
     """First bytes of the file, for formats that Pillow may not recognize."""
 
@@ -41,7 +42,7 @@ class PhotoFormat:
 
     @property
     def problem(self) -> str:
-        """The reason why the format cannot be decoded and the remedy, in one line."""
+        """The reason why the format cannot be decoded, and the remedy, in one line."""
         return f"{self.name} {self.unsupported}"
 
 
@@ -99,12 +100,12 @@ FORMATS = (
         "JPEG XL",
         (".jxl",),
         codec="jpegxl",  # unknown to Pillow
-        unsupported="is not supported; convert it to JPEG",
+        unsupported="is not supported; convert the photo to JPEG",
         signature=re.compile(rb"\xff\x0a|\0\0\0\x0cJXL "),
     ),
 )
-"""Formats that folders are searched for: those of photos, not all that Pillow can decode (textures,
-scientific data)."""
+"""Formats of the photos to find in folders. Formats of textures and scientific data are left out,
+although Pillow can decode them."""
 
 VIDEO = PhotoFormat(
     "MP4, MOV, MKV, WebM, AVI, ...",
@@ -113,7 +114,7 @@ VIDEO = PhotoFormat(
         ".ogv", ".webm", ".wmv",
     ),
 )  # fmt: skip
-"""Not a photo's, but what folders are searched for instead on request."""
+"""Formats of the videos to find in folders, for a search for videos instead of photos."""
 
 _BY_EXTENSION = {extension: kind for kind in FORMATS for extension in kind.extensions}
 
@@ -124,15 +125,15 @@ def format_by_name(name: str | PurePath) -> PhotoFormat | None:
 
 
 def format_by_content(head: bytes) -> PhotoFormat | None:
-    """Return the format of a file by its first bytes, if Pillow does not recognize it."""
+    """Detect a format that Pillow may not recognize by the first bytes of a file, or None."""
     return next((kind for kind in FORMATS if kind.signature and kind.signature.match(head)), None)
 
 
 @functools.cache
 def register_heif() -> bool:
-    """Let Pillow decode HEIC, and return whether ``pillow-heif`` is installed for it.
+    """Let Pillow decode HEIC, and return whether the necessary ``pillow-heif`` is installed.
 
-    This is called when the first HEIC photo is read, because the import takes a moment.
+    The function is called when the first HEIC photo is read, because the import takes a moment.
     """
     try:
         import pillow_heif

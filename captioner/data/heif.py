@@ -1,7 +1,7 @@
 """A check that a HEIC or AVIF file contains all data of its picture.
 
 A phone stores a photo as a grid of tiles. libheif leaves out tiles that it cannot decode, so a file
-that was cut off while it was copied becomes a picture with black or green tiles. libheif's strict
+that was truncated during copying becomes a picture with black or green tiles. libheif's strict
 mode cannot be reached from ``pillow-heif``. The metadata at the beginning of the file lists the
 place of each tile. This is enough to find missing tiles without decoding anything.
 
@@ -14,10 +14,13 @@ import re
 from collections.abc import Iterator
 
 _FORBIDDEN = re.compile(rb"\0\0[\0-\2]")
-"""Bytes that a unit of HEVC never contains: an encoder writes 3 behind two zeros."""
+"""Bytes that an HEVC unit never contains, because encoders insert a byte 3 after two zeros."""
 
 _ZEROS = bytes(256)
-"""Zeros that AV1 never writes: its arithmetic coder adapts, so that predictable data get short."""
+"""A run of zeros that AV1 never writes, because its arithmetic coder shortens predictable data."""
+
+ZEROED = "part of the picture was overwritten with zeros"
+"""The problem of a damaged picture, for error messages."""
 
 
 class Reader:
@@ -28,9 +31,9 @@ class Reader:
         self.end = len(data) if end is None else min(end, len(data))
 
     def number(self, size: int) -> int:
-        """Read an unsigned number of this size (bytes). A number of size 0 is 0."""
+        """Read an unsigned number with this size (bytes). A number with size 0 is 0."""
         if self.at + size > self.end:
-            raise EOFError("the list of the tiles ends too early")
+            raise EOFError("the list of tiles is truncated")
         self.at += size
         return int.from_bytes(self.data[self.at - size : self.at], "big")
 
@@ -58,7 +61,7 @@ class Reader:
 
 
 def check_complete(data: bytes) -> None:
-    """Check that no part of the primary picture is missing or overwritten by zeros.
+    """Check that no part of the primary picture is missing or overwritten with zeros.
 
     Image sequences have no list of items and are not checked.
 
@@ -97,11 +100,11 @@ def check_complete(data: bytes) -> None:
         if kind in {b"hvc1", b"hev1"}:
             _check_hevc(content)
         elif kind == b"av01" and _ZEROS in content:
-            raise ValueError("a part of it is zeros")
+            raise ValueError(ZEROED)
 
 
 def _kinds(box: Reader) -> dict[int, bytes]:
-    """Return the type of each item."""
+    """Return the type of each item by its id."""
     kinds = {}
     box.number(2 if box.version() == 0 else 4)
     for kind, entry in box.boxes():
@@ -123,7 +126,7 @@ def _inputs(box: Reader) -> dict[int, list[int]]:
 
 
 def _places(box: Reader) -> dict[int, tuple[int, list[tuple[int, int]]]]:
-    """Return how each item is stored, with the offset and length of its parts."""
+    """Return each item's storage method, and the offset and length of its parts (bytes)."""
     places = {}
     version, sizes = box.version(), box.number(2)
     offset_size, length_size, base_size = sizes >> 12, sizes >> 8 & 15, sizes >> 4 & 15
@@ -147,7 +150,7 @@ def _content(
 ) -> bytes:
     """Return the bytes of an item.
 
-    There may be at most ``most`` bytes in total, because parts of a file do not overlap.
+    More than ``most`` bytes are an error, because they show that parts of the file overlap.
     """
     if not extents or method > 1 or (method == 1 and inside is None):
         raise EOFError("tiles are missing")
@@ -157,12 +160,12 @@ def _content(
     if missing > 0:
         raise EOFError(f"{missing:,} bytes of a tile are missing")
     if sum(stop - start for start, stop in spans) > most:
-        raise ValueError("its parts overlap")
+        raise ValueError("tiles overlap in the file")
     return b"".join(data[start:stop] for start, stop in spans)
 
 
 def _check_hevc(content: bytes) -> None:
-    """Check the units of a picture coded by HEVC. Each unit begins with its length.
+    """Check the units of an HEVC picture. Each unit begins with its length.
 
     All cameras and encoders write four bytes per length, so four bytes are expected.
     """
@@ -171,6 +174,6 @@ def _check_hevc(content: bytes) -> None:
         start, length = reader.at + 4, reader.number(4)
         reader.at = start + length
         if length == 0 or _FORBIDDEN.search(content, start, reader.at):
-            raise ValueError("a part of it is zeros")
+            raise ValueError(ZEROED)
         if reader.at > len(content):
-            raise EOFError("a tile is shorter than it says")
+            raise EOFError("a tile is shorter than its stated length")

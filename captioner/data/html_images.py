@@ -1,9 +1,8 @@
 """Images in HTML files: find them, and write alternative texts into their tags.
 
-``html.parser`` of Python is used because it reports the place of a tag in the source and the tag as
-it was written. html5lib, lxml and selectolax report lines at most, and they write the whole page
-again. Here only the attribute ``alt`` is added or replaced. All other bytes of a file stay as they
-are.
+Python's ``html.parser`` is used because it reports the position of a tag in the source and the tag
+as it was written. html5lib, lxml and selectolax report at most the line of a tag, and they rewrite
+the whole page. This module adds or replaces only the attribute ``alt`` and keeps all other bytes.
 """
 
 from __future__ import annotations
@@ -25,12 +24,13 @@ HAS_TEXT = "with alternative text"
 LABELLED = "with a label or caption"
 DECORATIVE = "decorative"
 EMPTY = 'with alt=""'
-"""An empty text. It marks a decorative image, or a generator wrote it for ``![](a.jpg)``."""
+"""Category of images with an empty text. The image is decorative, or its Markdown source,
+``![](a.jpg)``, contains no text."""
 
 _TEMPLATE = re.compile(r"\A\ufeff?---\r?\n|\{\{|\{%|<%|%>|<\?(?:php|=)")
-"""Front matter, and marks of Jinja, Liquid, Go templates, Vue, ERB and PHP."""
+"""Front matter, and the syntax of Jinja, Liquid, Go templates, Vue, ERB and PHP."""
 _CODE = re.compile(r"<!--.*?-->|<(code|pre|script|style)\b.*?</\1\b", re.DOTALL | re.IGNORECASE)
-"""Parts of a finished page that may contain such marks."""
+"""Parts of a finished page that may contain template syntax."""
 _VOID = {"area", "base", "br", "col", "hr", "img", "input", "link", "meta", "source", "wbr"}
 _CANDIDATE = re.compile(r"([^\s,]\S*[^\s,])(?:\s+[\d.]+[wx])?\s*(?:,|$)")
 _BOMS = {codecs.BOM_UTF8: "utf-8", b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
@@ -38,7 +38,7 @@ _CHARSET = re.compile(rb"<meta[^>]*charset\s*=\s*[\"']?\s*([\w-]+)", re.IGNORECA
 _ATTRIBUTE = re.compile(
     r"""(?<=['"\s/])([^\s/>][^\s/=>]*)(?:\s*=+\s*(?:'[^']*'|"[^"]*"|(?!['"])[^>\s]*))?"""
 )
-"""An attribute of a tag, as ``html.parser`` reads it; group 1 is its name."""
+"""An attribute of a tag, as ``html.parser`` reads it. Group 1 is its name."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ class _Element:
     name: str
     attributes: dict[str, str]
     text: str = ""
-    """Text inside a link or button; for a figure, its caption."""
+    """Text inside a link or button, or the caption of a figure."""
 
     @property
     def is_control(self) -> bool:
@@ -57,7 +57,7 @@ class _Element:
 
     @property
     def label(self) -> str:
-        """The label of a link or button. Screen readers read it if there is no text."""
+        """The label of a link or button. Screen readers use it if the element has no text."""
         given = (self.attributes.get(name) for name in ("aria-label", "title", "aria-labelledby"))
         # The label of <input type=image> is the image's own, which `HtmlImage.reason` covers.
         return next(filter(None, given), "") if self.name not in _VOID else ""
@@ -65,7 +65,7 @@ class _Element:
 
 @dataclass(eq=False)
 class HtmlImage:
-    """An ``img``, ``input type=image`` or linked ``area``."""
+    """An image in a page: an ``img``, ``input type=image`` or linked ``area``."""
 
     line: int
     """Line of the tag, from 1."""
@@ -73,25 +73,28 @@ class HtmlImage:
     """Start and end of the attribute ``alt`` in the page's text. Without this attribute, both are
     the position after the tag's name."""
     key: str
-    """The tag without ``alt``, short and printable for a table. `HtmlPage.with_texts` keeps it."""
+    """The tag without ``alt``, short and printable for a table. `HtmlPage.with_texts` does not
+    change it."""
     sources: list[str]
-    """URLs of the picture as in the source, the likeliest first."""
+    """URLs of the picture as in the source, starting with the most likely one."""
     alt: str | None
-    """The alternative text; None without the attribute."""
+    """The alternative text, or None if the attribute is missing."""
     reason: str
     """The reason why the image needs no text: `HAS_TEXT`, `LABELLED`, `DECORATIVE` or `EMPTY`. It
     is empty if the image needs a text."""
     link: str = ""
-    """The link or button around the image, with its text. Empty if there is none around it."""
+    """The link or button around the image, with its text. Empty outside of links and buttons."""
     needs_text: bool = False
-    """True if the image is all that its link or button contains."""
+    """True if the image is the only content of its link or button."""
 
 
 class HtmlPage(HTMLParser):
     """A finished HTML page with its images."""
 
     def __init__(self, path: str | Path) -> None:
-        """Read the file in the encoding of its byte order mark or ``meta``, else UTF-8 or ASCII.
+        """Read a page and find its images.
+
+        A byte order mark or ``meta`` tag sets the encoding. The default is UTF-8, or else ASCII.
 
         Raises:
             DataError: The file cannot be read, or is a template.
@@ -99,10 +102,10 @@ class HtmlPage(HTMLParser):
         super().__init__()
         self.images: list[HtmlImage] = []
         self.base = ""
-        """The ``href`` of the page's ``base``; empty without one."""
+        """The ``href`` of the page's ``base`` element. Empty if the page has no such element."""
         self.text, self.encoding = _decoded(path)
         if _TEMPLATE.search(_CODE.sub("", self.text)):
-            raise DataError(f"{path} is a template; give the folder of the finished site")
+            raise DataError(f"{path} is a template; pass the folder of the finished site")
         self._open: list[_Element] = []
         self._sources: list[str] = []  # of the <picture> around the next image
         self._around: list[tuple[HtmlImage, _Element]] = []
@@ -113,7 +116,7 @@ class HtmlPage(HTMLParser):
             self._describe(image, element)
 
     def _describe(self, image: HtmlImage, element: _Element) -> None:
-        """Add to an image the text of a link, button or figure around it."""
+        """Record the text of the link, button or figure around an image."""
         text = _plain(element.text)[:80]
         if element.name == "figure":
             image.reason = LABELLED if text and image.reason in ("", EMPTY) else image.reason
@@ -128,7 +131,7 @@ class HtmlPage(HTMLParser):
             image.reason = ""
 
     def with_texts(self, texts: Iterable[tuple[HtmlImage, str]]) -> bytes:
-        """Return the file with alternative texts, and with all other bytes as they were."""
+        """Return the page's bytes with these alternative texts, but without other changes."""
         pieces, last = [], 0
         for image, text in sorted(texts, key=lambda one: one[0].place):
             start, end = image.place
@@ -139,7 +142,7 @@ class HtmlPage(HTMLParser):
         return "".join([*pieces, self.text[last:]]).encode(self.encoding, "surrogateescape")
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Find images, and remember open elements."""
+        """Record an image, and remember the open element."""
         attributes = {name: (value or "").strip() for name, value in reversed(attrs)}
         element = _Element(tag, attributes)
         is_button = tag == "input" and attributes.get("type", "").lower() == "image"
@@ -153,13 +156,13 @@ class HtmlPage(HTMLParser):
             self._open.append(element)
 
     def handle_endtag(self, tag: str) -> None:
-        """Close an element and all elements in it."""
+        """Close an element and all elements inside it."""
         names = [element.name for element in self._open]
         if tag in names:
             del self._open[len(names) - 1 - names[::-1].index(tag) :]
 
     def handle_data(self, data: str) -> None:
-        """Add to the text of links, buttons and captions."""
+        """Add text to the links, buttons and figure captions that are open."""
         in_caption = any(element.name == "figcaption" for element in self._open)
         for element in self._open:
             if element.is_control or (in_caption and element.name == "figure"):
@@ -191,7 +194,7 @@ class HtmlPage(HTMLParser):
             one.text += (alt or "") * one.is_control
 
     def _reason(self, given: dict[str, str], replaceable: bool) -> str:
-        """Return why an image's attributes make a text unnecessary; see `HtmlImage.reason`."""
+        """Return why an image needs no text according to its attributes (`HtmlImage.reason`)."""
         alt, role = given.get("alt"), given.get("role")
         hidden = [one.attributes.get("aria-hidden") for one in self._open]
         hidden.append(given.get("aria-hidden"))
@@ -208,7 +211,7 @@ class HtmlPage(HTMLParser):
 
 
 def is_tiny(*sides: object) -> bool:
-    """Return whether a side of an image is at most one pixel, as for tracking and spacing."""
+    """Return whether a side of an image is at most one pixel, as in tracking pixels."""
     return any(str(side) in ("0", "1") for side in sides)
 
 
@@ -226,7 +229,7 @@ def _decoded(path: str | Path) -> tuple[str, str]:
 
 
 def _alt_place(tag: str, names: list[str]) -> tuple[int, int] | None:
-    """Return start and end of ``alt`` in a tag, or None if it is missing or cannot be located.
+    """Return the start and end of ``alt`` in a tag, or None if it cannot be located.
 
     ``names`` are the attributes that the parser found. In damaged markup, they differ from the
     attributes found here, and ``alt`` cannot be located.
@@ -238,16 +241,16 @@ def _alt_place(tag: str, names: list[str]) -> tuple[int, int] | None:
 
 
 def _without(tag: str, place: tuple[int, int] | None) -> str:
-    """Return a tag without the attribute at a place and the space before it."""
+    """Remove the attribute at a place, and the space before it, from a tag."""
     return tag[: place[0]].rstrip() + tag[place[1] :] if place else tag
 
 
 def _plain(text: str) -> str:
-    """Return text without line ends and invalid bytes, which spreadsheets would change."""
+    """Replace line ends and invalid bytes in a text, because spreadsheets change them."""
     return " ".join(text.split()).encode(errors="backslashreplace").decode()
 
 
 def _candidates(attributes: dict[str, str]) -> list[str]:
-    """Return the URLs of a ``srcset``, the last first, which usually is the largest picture."""
+    """Return the URLs in a ``srcset``, starting with the last. It is usually the largest."""
     given = attributes.get("srcset") or attributes.get("data-srcset", "")
     return _CANDIDATE.findall(given)[::-1]

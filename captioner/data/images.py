@@ -1,15 +1,15 @@
-"""Image files of any kind, read as RGB or rejected with a one-line error.
+"""A reader of image files that returns RGB images or raises one-line errors.
 
 The format is detected from the content, not from the extension. EXIF rotation is applied,
 transparent pixels become white, and colour profiles are converted to sRGB. From an animation, only
 the first frame is read. From camera RAW, the largest preview is read. Grey values of more than 8
 bits are scaled, because Pillow would clip them.
 
-Truncated images are rejected, because a grey lower half would get a confident, wrong caption. So
-are variants of a format that Pillow would decode wrongly (`variants`).
+Truncated images are rejected, because a grey lower half would get a confident, wrong caption.
+Variants of a format that Pillow would decode wrongly are rejected too (`variants`).
 
-The cost of decoding is limited before it begins. There are limits on pixels and sides, and on the
-parts of a file, which Pillow reads one by one. The scans of a progressive JPEG are limited too,
+The cost of decoding is limited before it begins. Pixels and sides are limited. The parts of a file
+are limited, because Pillow reads them one by one. The scans of a progressive JPEG are limited,
 because each scan is a pass over all pixels.
 """
 
@@ -43,7 +43,7 @@ from PIL import (
 
 from captioner.data import variants
 from captioner.data.formats import HEIC, RAW, PhotoFormat, format_by_content, register_heif
-from captioner.data.heif import check_complete
+from captioner.data.heif import ZEROED, check_complete
 from captioner.data.pixels import image_from_array, to_rgb
 from captioner.errors import ImageError, LargeImageError, NotAnImageError
 from captioner.messages import first_line
@@ -52,17 +52,17 @@ MAX_PIXELS = 178_956_970
 """Limit on the pixels of an image, checked before decoding. Pillow raises an error at this size."""
 
 MAX_SIDE = 65_535
-"""Limit on the longer side (pixels). Few formats have longer sides, and decoders work row by row.
+"""Limit on the longer side (pixels). Few formats allow longer sides, and decoders work row by row.
 """
 
 MAX_SCANS = 100
 """Limit on the scans of a progressive JPEG. Cameras and browsers write about 10."""
 
 MAX_SCANNED = 20 * MAX_PIXELS
-"""Limit on the pixels of all scans together."""
+"""Limit on the total number of pixels in all scans of a JPEG."""
 
 MAX_TILES = 65_536
-"""Limit on the tiles or strips of a TIFF. The decoder treats each as a file of its own."""
+"""Limit on the tiles or strips of a TIFF. The decoder treats each part as a separate file."""
 
 MAX_STREAM_BYTES = 1 << 30
 """Limit on standard input and pipes (bytes), which may be endless."""
@@ -73,16 +73,16 @@ USUAL_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "HEIF")
 
 _READABLE = "JPEG, PNG, WebP, GIF, BMP or TIFF"
 _AGAIN = "copy or download the file again"
-_TOO_MANY_BYTES = f"more than {MAX_STREAM_BYTES:,} bytes; give an image file"
+_TOO_MANY_BYTES = f"the file has more than {MAX_STREAM_BYTES:,} bytes; pass an image file"
 
 Photo = str | os.PathLike[str] | bytes | Image.Image | NDArray[Any] | BinaryIO
 """The types that `open_image` reads."""
 
 # Remedies for values that are often mistaken for photos.
 _ALTERNATIVES = {
-    "Tensor": "give an array of (H, W, 3): tensor.permute(1, 2, 0).cpu().numpy()",
-    "list": "give one photo",
-    "generator": "give list(photos), or all of them to model.stream(photos)",
+    "Tensor": "pass an array of shape (H, W, 3): tensor.permute(1, 2, 0).cpu().numpy()",
+    "list": "pass one photo",
+    "generator": "pass list(photos), or use model.stream(photos)",
 }
 
 # Files often mistaken for photos, by their first bytes.
@@ -93,7 +93,7 @@ _UNSUPPORTED = (
     (re.compile(rb"\s*<(!doctype|html)", re.IGNORECASE), "a web page"),
 )
 _URL = re.compile(r"(https?|ftps?|sftp|file|s3a?|gc?s|az|abfss?|hdfs):/|data:image/", re.IGNORECASE)
-"""One slash: a ``Path`` of a URL has no more."""
+"""One slash is enough, because ``Path`` turns the two slashes of a URL into one."""
 _MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])", re.DOTALL)  # of a segment with a size
 _SCAN, _END = b"\xda", b"\xd9"
 _SIGNATURES = re.compile(rb"\xff\xd8\xff|\x89PNG|GIF8|RIFF....WEBP|BM|II[*+]\0|MM\0[*+]", re.DOTALL)
@@ -102,7 +102,7 @@ _BARE_PNG = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"eXIf"}
 _PNG_CICP = re.compile(rb"\x00\x00\x00\x04cICP(..)", re.DOTALL)
 _HEIF_CICP = re.compile(rb"colrnclx\x00(.)\x00(.)", re.DOTALL)
 _ZEROS = bytes(64)
-"""A run of zeros that the pixels of few JPEG files contain; see `_zeros_in_scan`."""
+"""A run of zeros that is rare in the pixel data of JPEG files; see `_zeros_in_scan`."""
 
 # Pillow warns of large images and odd EXIF. A filter per call would affect other threads too.
 warnings.filterwarnings("ignore", module=r"PIL\b")
@@ -124,10 +124,10 @@ def open_image(
         source: A path, the bytes of an image file, an open image file, a Pillow image or an array.
             An open file is read to its end. For arrays, see `image_from_array`.
         name: Name in error messages (default: the path or the name of the open file).
-        max_pixels: Reject files with more pixels before decoding. At most ``MAX_PIXELS``.
+        max_pixels: Limit on the pixels, checked before decoding. At most ``MAX_PIXELS``.
         formats: Formats to accept, by Pillow's names. None accepts all formats of Pillow.
         min_side: Decode a large JPEG at a half, a quarter or an eighth of its size, which takes
-            less time and memory. The shorter side keeps at least this length (pixels). If it is
+            less time and memory. The shorter side keeps at least this length (pixels). If this is
             twice the size that the image is scaled to later, the result hardly differs from
             scaling the whole image. None decodes all images at full size.
 
@@ -150,8 +150,8 @@ def open_image(
             if image.info.get("progressive"):
                 scans, most = _count_scans(image), min(MAX_SCANS, MAX_SCANNED // math.prod(size))
                 if scans > most:
-                    limit = f"the limit is {most} at this size; save it again"
-                    raise LargeImageError(f"is a JPEG of {scans:,} scans; {limit}")
+                    limit = f"the limit at this size is {most}; save the image again"
+                    raise LargeImageError(f"the JPEG has {scans:,} scans, but {limit}")
             if image.format in {"HEIF", "AVIF"}:
                 _check_heif(image)
             if min_side is not None and image.format in {"JPEG", "MPO"}:
@@ -166,7 +166,7 @@ def open_image(
                     raise
                 plain = _plain(_identify(bare, max_pixels))
             if metered.zeros and image.format in {"JPEG", "MPO"} and _zeros_in_scan(metered.file):
-                raise ImageError(f"the image is damaged (a part of it is zeros); {_AGAIN}")
+                raise ImageError(f"the image is damaged ({ZEROED}); {_AGAIN}")
             if reduced:
                 plain.info["size"] = size[::-1] if rotated else size
             return plain
@@ -175,7 +175,7 @@ def open_image(
 def reduced_side(image_size: int) -> int:
     """Return the ``min_side`` for a model's input size (pixels).
 
-    It is also enough to show the photo.
+    Photos decoded with this value are also large enough to be shown.
     """
     return max(2 * image_size, 640)
 
@@ -183,8 +183,8 @@ def reduced_side(image_size: int) -> int:
 def header_work(file: BinaryIO, formats: tuple[str, ...] | None = None) -> float:
     """Estimate the work of decoding an open file from its header, in pixels.
 
-    Ten scans of a progressive JPEG count as much as another image of its size. The caller has to
-    read the file from its start again.
+    A progressive JPEG with more than ten scans counts its pixels once per ten scans. The caller has
+    to rewind the file afterwards.
     """
     image = _identify(file, MAX_PIXELS, formats)
     scans = _count_scans(image) if image.info.get("progressive") else 1
@@ -192,7 +192,7 @@ def header_work(file: BinaryIO, formats: tuple[str, ...] | None = None) -> float
 
 
 def image_size(path: str | Path) -> tuple[int, int]:
-    """Return width and height (pixels) of the image that `open_image` returns, from the header."""
+    """Return the width and height (pixels) that `open_image` would return, from the header."""
     with _named(str(path)), _opened(path) as file:
         image = _identify(file, MAX_PIXELS, name=str(path))
         if _orientation(image) < 5:
@@ -203,7 +203,7 @@ def image_size(path: str | Path) -> tuple[int, int]:
 
 
 def is_photo(source: object) -> bool:
-    """Return whether a value is one photo that `open_image` reads, not several photos."""
+    """Return whether a value is a single photo that `open_image` can read."""
     kinds = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image, np.ndarray)
     return isinstance(source, kinds) or hasattr(source, "read")
 
@@ -218,7 +218,7 @@ def _name_of(source: Photo) -> str:
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Begin the message of an ImageError with the photo's name."""
+    """Put the photo's name at the beginning of the message of an ImageError."""
     try:
         yield
     except ImageError as error:
@@ -227,7 +227,7 @@ def _named(name: str) -> Iterator[None]:
 
 @contextmanager
 def _opened(source: Photo) -> Iterator[BinaryIO]:
-    """Open the file of a photo, at its start."""
+    """Open a photo as a file, positioned at its start."""
     if isinstance(source, str | os.PathLike):
         with open_file(source) as file:
             yield _seekable(file)
@@ -239,7 +239,7 @@ def _opened(source: Photo) -> Iterator[BinaryIO]:
         kind = type(source).__name__
         raise NotAnImageError(
             "a photo must be a path, bytes, an open binary file, a Pillow image or a NumPy array, "
-            f"not {kind}; {_ALTERNATIVES.get(kind, 'convert it')}"
+            f"not {kind}; {_ALTERNATIVES.get(kind, 'convert the value')}"
         )
 
 
@@ -252,26 +252,28 @@ def open_file(path: str | os.PathLike[str]) -> BinaryIO:
     if found := _URL.match(str(path)):
         if found[0].lower().startswith(("s3", "g", "a", "hdfs")):
             raise ImageError(
-                "is in object storage; caption it with captioner caption --engine ray -o FOLDER, "
-                "or download it"
+                "the photo is in object storage; use captioner caption --engine ray -o FOLDER, or "
+                "download the photo"
             )
-        raise ImageError("is a URL; download the image and give the file")
+        raise ImageError("the path is a URL; download the image and pass the file")
     try:
         mode = Path(path).stat().st_mode
         if stat.S_ISDIR(mode):
-            raise ImageError("is a folder, not an image; give a file")
+            raise ImageError("the path is a folder, not an image; pass an image file")
         if not stat.S_ISREG(mode) and not str(path).startswith("/dev/"):
             # Opening a pipe would wait for somebody to write to it.
-            raise ImageError("is a pipe, socket or device; pass it as standard input (-)")
+            raise ImageError(
+                "the path is a pipe, socket or device; pass its data as standard input (-)"
+            )
         return Path(path).open("rb")
     except FileNotFoundError:
-        raise ImageError("no such file; check the spelling and the folder") from None
+        raise ImageError("the file does not exist; check its name and folder") from None
     except (OSError, ValueError) as error:
-        raise ImageError(f"cannot be opened ({_reason(error)}); check the path") from error
+        raise ImageError(f"the file cannot be opened ({_reason(error)}); check the path") from error
 
 
 def _seekable(file: BinaryIO) -> BinaryIO:
-    """Return the file itself, or the bytes of a pipe as a file."""
+    """Return the file if it supports seeking, or else a copy of its bytes in memory."""
     try:
         file.seek(0)
         return file
@@ -280,7 +282,7 @@ def _seekable(file: BinaryIO) -> BinaryIO:
     try:
         content = file.read(MAX_STREAM_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: the file is closed
-        raise ImageError(f"cannot be read ({_reason(error)}); {_AGAIN}") from error
+        raise ImageError(f"the file cannot be read ({_reason(error)}); {_AGAIN}") from error
     if len(content) > MAX_STREAM_BYTES:
         raise LargeImageError(_TOO_MANY_BYTES)
     return io.BytesIO(content)
@@ -291,7 +293,7 @@ def _reason(error: Exception) -> str:
 
 
 def _plain(image: Image.Image) -> Image.Image:
-    """Return an image as RGB, upright and with no metadata except its size."""
+    """Return an image as RGB, upright and without metadata except its size."""
     try:
         image.load()
         # After loading: PNG may store EXIF after the pixels, and Pillow rotates TIFF itself.
@@ -315,8 +317,8 @@ def _identify(
 ) -> Image.Image:
     """Read the header of an image, and reject unsupported and too large files.
 
-    For camera RAW, this is the header of its preview. ``name`` is the name of the file, which
-    identifies some camera RAW.
+    For camera RAW, the header of the preview is read. ``name`` is the name of the file. Some camera
+    RAW files can be recognized only by their name.
     """
     file.seek(0)
     head = file.read(256)
@@ -328,7 +330,9 @@ def _identify(
             image = Image.open(metered, formats=_to_try(kind, formats))
     except Image.DecompressionBombError as error:
         count = int(re.findall(r"\d+", str(error))[0])  # Pillow names its own limit second
-        raise LargeImageError(f"{count:,} pixels; {_too_large(max_pixels)}") from error
+        raise LargeImageError(
+            f"the image has {count:,} pixels, but {_too_large(max_pixels)}"
+        ) from error
     except Exception as error:  # broken headers make Pillow raise nearly anything
         problem = error
     tags = getattr(image, "tag_v2", {}) if image and image.format == "TIFF" else None
@@ -345,7 +349,7 @@ def _identify(
     # Pillow cannot decode these. For PostScript, it would run Ghostscript and the code in the file.
     if image.format in {"EPS", "MPEG"} or isinstance(image, ImageFile.StubImageFile):
         known = "PostScript" if image.format == "EPS" else image.format
-        raise NotAnImageError(f"{known} is not supported; give {_READABLE}")
+        raise NotAnImageError(f"{known} is not supported; use {_READABLE}")
     if tags is not None:
         _silence_libtiff()
         if variants.wrong_tiff(image):
@@ -361,15 +365,18 @@ def _check_limits(image: Image.Image, max_pixels: int) -> None:
     """Reject an image with too many pixels or tiles."""
     size = f"{image.width} x {image.height} pixels"
     if image.width * image.height > max_pixels:
-        raise LargeImageError(f"{size}; {_too_large(max_pixels)}")
+        raise LargeImageError(f"the image is {size}, but {_too_large(max_pixels)}")
     if max(image.size) > MAX_SIDE:
-        raise LargeImageError(f"{size}; the limit is {MAX_SIDE:,} per side; cut or scale the image")
+        raise LargeImageError(
+            f"the image is {size}, but the limit is {MAX_SIDE:,} per side; crop or scale the image"
+        )
     if image.format != "TIFF":
         return
     tags = getattr(image, "tag_v2", {})
     if (count := max(np.size(tags.get(tag, ())) for tag in (273, 324))) > MAX_TILES:
         raise LargeImageError(
-            f"{count:,} tiles or strips; the limit is {MAX_TILES:,}; save the image again"
+            f"the TIFF has {count:,} tiles or strips, but the limit is {MAX_TILES:,}; save the "
+            "image again"
         )
 
 
@@ -380,7 +387,7 @@ def _too_large(max_pixels: int) -> str:
 class _MeteredFile:
     """A file with a limit on the number of reads.
 
-    An image file with many parts of a few bytes (chunks, comments) would otherwise take a minute.
+    Without the limit, a file with many parts of a few bytes (chunks, comments) could take a minute.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -393,7 +400,7 @@ class _MeteredFile:
     def read(self, size: int = -1) -> bytes:
         self.reads_left -= 1
         if self.reads_left < 0:
-            raise OSError("it has too many small parts")
+            raise OSError("the file has too many small parts")
         content = self.file.read(size)
         if len(content) >= len(_ZEROS) and not self.zeros:  # headers are read in smaller pieces
             self.zeros = _ZEROS in content
@@ -404,7 +411,7 @@ class _MeteredFile:
 
 
 def _count_scans(image: Any) -> int:
-    """Return the number of scans of a JPEG that is not loaded, up to the end of its first image."""
+    """Count the scans in the first image of a JPEG that is not loaded yet."""
     image.fp.seek(0)
     data, at, scans = image.fp.read(), 2, 0
     while (marker := _MARKER.search(data, at)) and marker[1] != _END:
@@ -414,13 +421,13 @@ def _count_scans(image: Any) -> int:
 
 
 def _zeros_in_scan(file: BinaryIO) -> bool:
-    """Return whether pixels of a JPEG were overwritten by zeros, as far as its codes tell.
+    """Return whether pixels of a JPEG were overwritten with zeros, as far as this can be detected.
 
-    A lost block of a card or disk reads as zeros, and libjpeg decodes zeros without an error. The
-    bits of zeros are the most frequent symbol of a scan, over and over. If this symbol is a
-    coefficient, no photo has it a hundred times in a row. If it is the end of a block, zeros may be
-    right, because large even areas of a photo consist of such ends. Scans without such a code are
-    not checked.
+    A lost block of a memory card or disk reads as zeros, and libjpeg decodes zeros without an
+    error. Zero bits decode to the most frequent symbol of a scan, repeated many times. If this
+    symbol is a coefficient, no photo repeats it a hundred times. If the symbol is the end of a
+    block, zeros may be correct, because large even areas of a photo consist of such symbols. Scans
+    with this symbol, or without coefficients, are not checked.
     """
     file.seek(0)
     data, at, progressive = file.read(), 2, False
@@ -446,7 +453,7 @@ def _zeros_in_scan(file: BinaryIO) -> bool:
 
 
 def _bare_png(file: BinaryIO) -> BinaryIO | None:
-    """Return a PNG without its optional chunks, or None if it has no optional chunks.
+    """Return a PNG without its optional chunks, or None if no chunk can be left out.
 
     Pillow rejects a PNG for an error in any chunk, such as a long text or a frame out of order.
     """
@@ -472,7 +479,7 @@ def _bare_png(file: BinaryIO) -> BinaryIO | None:
 
 
 def _check_heif(image: Any) -> None:
-    """Reject a HEIC or AVIF file with missing data, and note the colours that it names."""
+    """Reject a HEIC or AVIF file with missing data, and record its colour space (CICP)."""
     file = image.fp.file
     file.seek(0)
     data = file.read()
@@ -513,7 +520,7 @@ def _to_try(kind: PhotoFormat | None, formats: tuple[str, ...] | None) -> tuple[
 
 
 def _is_raw(tags: Mapping[int, Any], name: str) -> bool:
-    """Return whether a TIFF is camera RAW. Pillow would read its small preview at best.
+    """Return whether a TIFF is camera RAW. Pillow could only read a small preview of it.
 
     DNG has a version tag (50706). Other camera RAW is recognized by its name, or by a first image
     (254) that is a reduced version of the images in sub-directories (330).
@@ -538,8 +545,8 @@ def _raw_preview(file: BinaryIO) -> BinaryIO:
         reason = error.args[0] if error.args else type(error).__name__
         problem = reason.decode() if isinstance(reason, bytes) else str(reason)
     if problem:
-        advice = "export it as JPEG with your photo software"
-        raise ImageError(f"its preview cannot be read ({problem}); {advice}")
+        advice = "export the photo as JPEG with your photo software"
+        raise ImageError(f"the preview in the camera RAW file is unusable ({problem}); {advice}")
     return io.BytesIO(preview)  # LibRaw adds EXIF where it is missing
 
 
@@ -553,7 +560,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _explain(file: BinaryIO, head: bytes, problem: Exception | None) -> None:
-    """Raise an error that tells why Pillow cannot open a file, if a reason is known."""
+    """Raise an error that explains why Pillow cannot open a file, if the reason is known."""
     metered: Any = _MeteredFile(file)
     if head[:4] in {b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"}:
         if (tags := variants.tiff_directory(metered)) is not None:
@@ -571,13 +578,15 @@ def _explain(file: BinaryIO, head: bytes, problem: Exception | None) -> None:
 
 
 def _unsupported(name: str, variant: str) -> NotAnImageError:
-    return NotAnImageError(f"{name} of this kind is not supported ({variant}); {variants.SAVE}")
+    return NotAnImageError(f"this kind of {name} is not supported ({variant}); {variants.SAVE}")
 
 
 def _undecodable(error: Exception, name: str | None = None) -> ImageError:
     reason = first_line(error).rstrip(".")
     if isinstance(error, MemoryError):
-        return ImageError("out of memory; make the image smaller")
+        return ImageError(
+            "decoding the image needs more memory than is free; make the image smaller"
+        )
     if name and variants.unsupported(reason):
         return _unsupported(name, reason)
     truncated = isinstance(error, EOFError) or "truncated" in reason.lower()
@@ -589,9 +598,9 @@ def _not_an_image(
     head: bytes, kind: PhotoFormat | None, formats: tuple[str, ...] | None
 ) -> ImageError:
     if not head:
-        return ImageError("is empty (0 bytes) or closed; pass an image")
+        return ImageError("the input is empty (0 bytes) or closed; pass an image file")
     if kind is not None and formats is not None and not (kind is HEIC and "HEIF" in formats):
-        return NotAnImageError(f"{kind.name} is not supported here; give {_READABLE}")
+        return NotAnImageError(f"{kind.name} is not supported here; use {_READABLE}")
     if kind is not None and not kind.decodable:
         return NotAnImageError(kind.problem)
     if kind is not None or _SIGNATURES.match(head):
@@ -599,7 +608,9 @@ def _not_an_image(
         return ImageError(f"the {name}image header is truncated or damaged; {_AGAIN}")
     other = next((other for signature, other in _UNSUPPORTED if signature.match(head)), "")
     if other == "a video" and formats is None:
-        return NotAnImageError(f"{other}; captioner caption captions its frames with --every 5s")
-    unknown = f"not a supported image (it begins with {head[:12].decode('latin-1')!a})"
-    problem = f"{other}, which is not supported" if other else unknown
-    return NotAnImageError(f"{problem}; give {_READABLE}")
+        return NotAnImageError(
+            f"the file is {other}; to caption its frames, use captioner caption --every 5s"
+        )
+    unknown = f"not a supported image (its first bytes are {head[:12].decode('latin-1')!a})"
+    problem = f"{other}, not a supported image" if other else unknown
+    return NotAnImageError(f"the file is {problem}; use {_READABLE}")

@@ -58,13 +58,17 @@ def import_captions(
     named = columns.file_column or columns.caption_column
     if named and layout not in ("kaggle", "csv", "jsonl", "json", "imagefolder"):
         raise ConfigError(
-            f"{path} ({layout}) has no columns; leave out --file-column and --caption-column"
+            f"{path} has no columns, because its layout is {layout}; leave out --file-column "
+            "and --caption-column"
         )
     photos: dict[tuple[Path, int], Example] = {}
     splits: dict[Path, str] = {}
     for where, found in IMPORTERS[layout](path, columns):
         if (other := splits.setdefault(found.path, found.split)) != found.split:
-            raise DataError(f"{where}: {found.path} is in two splits, {other} and {found.split}")
+            raise DataError(
+                f"{where}: {found.path} is in two splits, {other!r} and {found.split!r}; keep it "
+                "in only one of them"
+            )
         key = found.path, found.image_id
         held = photos[key].captions if key in photos else ()
         photos[key] = replace(found, captions=held + found.captions)
@@ -98,7 +102,8 @@ def _read_karpathy(path: Path, _: ColumnOptions) -> Iterator[tuple[str, Example]
             image_id = NO_ID if image_id is None else whole_number(image_id)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError(
-                f"{where} is not an entry of Karpathy's ({error}); give his dataset_*.json"
+                f"{where} lacks the fields of Karpathy's files ({error}); use a dataset_*.json by "
+                "Karpathy"
             ) from error
         yield where, _example(name, texts, split, image_id)
 
@@ -119,7 +124,7 @@ def _read_flickr8k(path: Path, _: ColumnOptions) -> Iterator[tuple[str, Example]
     for number, line in _lines(read_text(path)):
         if not (fields := re.fullmatch(r"(.+)#\d+\t(.*)", line)):
             raise DataError(
-                f"{path}:{number}: expected 'name.jpg#0<tab>caption', got {line[:40]!r}"
+                f"{path}:{number} is {line[:40]!r}; use the form 'name.jpg#0<tab>caption'"
             )
         captions.setdefault(_DUPLICATE.sub(r"\1", fields[1]), []).append(fields[2])
     files = {
@@ -177,12 +182,14 @@ def read_table(
                 row[-1:] = row[-1].split(maxsplit=1)
             if len(row) != len(names):
                 raise DataError(
-                    f"{where}: {len(row)} fields, but the header has {len(names)}; put quotes "
-                    f"around a field that holds {separator!r}"
+                    f"{where} has {len(row)} fields, but the header has {len(names)}; put quotes "
+                    f"around each field that contains {separator!r}"
                 )
             yield where, dict(zip(names, (plain_cell(clean(cell)) for cell in row), strict=True))
     except csv.Error as error:
-        raise DataError(f"{path}:{reader.line_num}: not valid CSV ({error})") from error
+        raise DataError(
+            f"{path}:{reader.line_num} is not valid CSV ({error}); correct the line"
+        ) from error
 
 
 def _header(text: str, columns: ColumnOptions) -> tuple[str, list[str]]:
@@ -204,7 +211,9 @@ def _read_jsonl(path: Path, columns: ColumnOptions) -> Iterator[tuple[str, Examp
         try:
             record = dict(json.loads(line))
         except (TypeError, ValueError) as error:
-            raise DataError(f"{path}:{number}: not a JSON object ({error})") from error
+            raise DataError(
+                f"{path}:{number} is not a JSON object ({error}); write one object per line"
+            ) from error
         where = f"{path}:{number}"
         yield where, _row(where, record, columns)
 
@@ -219,7 +228,7 @@ def _read_json(path: Path, columns: ColumnOptions) -> Iterator[tuple[str, Exampl
         where = f"{path}: [{number}]"
         if not isinstance(record, dict):
             raise DataError(
-                f"{where} is {record!r:.60}; give an object with a file name and a caption"
+                f"{where} is {record!r:.60}; use an object with a file name and a caption"
             )
         yield where, _row(where, record, columns)
 
@@ -228,7 +237,7 @@ def _parse_json(path: Path, text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON ({error}); give a complete JSON file") from error
+        raise DataError(f"{path} is not valid JSON ({error}); use a complete JSON file") from error
 
 
 def _read_pairs(path: Path, _: ColumnOptions) -> Iterator[tuple[str, Example]]:
@@ -256,7 +265,7 @@ def _read_imagefolder(path: Path, columns: ColumnOptions) -> Iterator[tuple[str,
     files = _metadata_files(path)
     if not files:
         raise DataError(
-            f"{path} is not a folder with metadata.jsonl or metadata.csv; give an image folder of "
+            f"{path} contains neither metadata.jsonl nor metadata.csv; use an image folder of "
             "Hugging Face datasets"
         )
     for file in files:
@@ -283,16 +292,16 @@ def _row(where: str, record: dict[str, Any], columns: ColumnOptions) -> Example:
     try:
         texts = [caption_text(text) for text in texts]
     except ValueError as error:
-        raise DataError(f"{where}: the caption {error}; give text or a list of texts") from error
+        raise DataError(f"{where}: the caption {error}; use text or a list of texts") from error
     if not isinstance(name, str):
-        raise DataError(f"{where}: the file name {name!r:.60} is not text; give it in quotes")
+        raise DataError(f"{where}: the file name {name!r:.60} is not text; put it in quotes")
     return _example(name, texts, _split(where, record.get("split")))
 
 
 def _split(where: str, name: Any) -> str:
     known = UNSPLIT if name is None else _SPLITS.get(str(name).strip().lower())
     if known is None:
-        raise DataError(f"{where}: unknown split {name!r}; allowed: {', '.join(_SPLITS)}")
+        raise DataError(f"{where}: the split {name!r} is unknown; use one of: {', '.join(_SPLITS)}")
     return known
 
 
@@ -312,8 +321,8 @@ def _find(names: Iterable[str], columns: ColumnOptions, where: str = "") -> dict
         wanted = (repr(getattr(columns, f"{kind}_column") or kind) for kind in missing)
         options = " and ".join(f"--{kind}-column" for kind in missing)
         raise DataError(
-            f"{where}: no column {' or '.join(wanted)}; the columns are {', '.join(names)[:200]}: "
-            f"name the right one with {options}"
+            f"{where} has no column {' or '.join(wanted)} (found: {', '.join(names)[:200]}); name "
+            f"the right column with {options}"
         )
     return found
 
@@ -338,9 +347,9 @@ def read_text(path: str | Path, *, line_ends: bool = False) -> str:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 ({error}); save the file as UTF-8") from error
+        raise DataError(f"{path} is not encoded in UTF-8 ({error}); save it as UTF-8") from error
     if not text.strip():
-        raise DataError(f"{path}: the file is empty")
+        raise DataError(f"{path} is empty; use a file with captions")
     if not line_ends:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     return _EXCEL_SEPARATOR.sub("", text, count=1)
@@ -352,7 +361,7 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 _EXCEL_SEPARATOR = re.compile(r'\A"?sep=[,;|\t]"?(?=\r?\n)', re.IGNORECASE)
-_UNPACK = "; unpack it into a folder and give the folder, or the file with the captions in it"
+_UNPACK = "; unpack it and pass the unpacked folder or its captions file"
 _TAR = f"a tar file, such as WebDataset's{_UNPACK}"
 _BINARY = {
     re.compile(rb"PAR1"): "a Parquet file; save it as JSON Lines with pandas: "
@@ -404,11 +413,11 @@ def find_source(path: str | Path, layout: str = "auto") -> Path:
     if len(found) != 1:
         if tars := sorted(path.glob("*.tar")):
             raise DataError(f"{tars[0]} is {_TAR}")
-        problem = f"with {len(found)} token files" if found else "without captions"
+        if found:
+            raise DataError(f"{path} contains {len(found)} token files; pass one of these files")
         raise DataError(
-            f"{path} is a folder {problem} (metadata.jsonl, metadata.csv, captions.txt,"
-            " Flickr8k.token.txt, or photo.txt beside photo.jpg); give the file with the captions"
-            " of its photos, such as a CSV file with the columns file and caption"
+            f"{path} contains no captions in a known layout; pass the file with the captions, such "
+            "as a CSV file with the columns file and caption"
         )
     return found[0]
 
@@ -470,8 +479,6 @@ def detect_layout(path: Path, columns: ColumnOptions = USUAL) -> str:
     ):
         return "csv"
     raise DataError(
-        f"{path} has an unknown layout; give a CSV or JSON file with a file and a caption column"
-        " (others are named with --file-column and --caption-column), an image folder with"
-        " metadata.jsonl, COCO captions, Karpathy's dataset_*.json, Flickr8k.token.txt or its"
-        " folder, or Kaggle's captions.txt"
+        f"{path} has an unknown layout; use a CSV or JSON file with the columns file and caption, "
+        "or name its columns with --file-column and --caption-column"
     )

@@ -1,6 +1,7 @@
-"""Caption, writer and keywords of IPTC data, in the image resources of Photoshop.
+"""Functions that edit the caption, writer and keywords in IPTC data.
 
-Resources and datasets that are not changed keep their bytes and their order. This includes repeated
+Photoshop's image resources contain the IPTC data. Other resources and datasets keep their bytes
+and their order. This includes repeated
 resources and datasets, signatures other than 8BIM, data longer than 32,767 bytes, and the padding
 after them.
 
@@ -25,7 +26,7 @@ _UTF8 = b"\x1b%G"
 _LIMITS = {_KEYWORD: 64, _CAPTION: 2000, _WRITER: 32}  # bytes
 
 Edit = Callable[[bytes], bytes]
-"""A function of IPTC data that returns them edited."""
+"""Function that edits IPTC data and returns the result."""
 
 
 class Resource(NamedTuple):
@@ -36,7 +37,7 @@ class Resource(NamedTuple):
     head: bytes = b""
     """Signature, number and name."""
     padded: bool = True
-    """True if a byte follows data of odd length."""
+    """True if a padding byte follows data of odd length."""
 
     def encoded(self) -> bytes:
         """Return the bytes of the resource in a file."""
@@ -47,21 +48,21 @@ class Resource(NamedTuple):
 
 
 def read_resources(data: bytes) -> list[Resource]:
-    """Return the image resources in Photoshop's data.
+    """Return the image resources in the data of a Photoshop block.
 
     Raises:
-        DataError: The data are damaged.
+        DataError: The data is damaged.
     """
     found, at, end = [], 0, len(data.rstrip(b"\0"))
     while at < end:
         if data[at : at + 4] not in SIGNATURES or len(data) < at + 12:
-            raise DataError("its Photoshop data are damaged; use --sidecar xmp")
+            raise DataError("the photo's Photoshop data is damaged; use --sidecar xmp")
         number = int.from_bytes(data[at + 4 : at + 6], "big")
         after = at + 6 + (data[at + 6] // 2 + 1) * 2
         size = int.from_bytes(data[after : after + 4], "big")
         stop = after + 4 + size
         if len(data) < stop:
-            raise DataError("its Photoshop data are damaged; use --sidecar xmp")
+            raise DataError("the photo's Photoshop data is damaged; use --sidecar xmp")
         padded = not size % 2 or stop < len(data)
         found.append(Resource(number, data[after + 4 : stop], data[at:after], padded))
         at = stop + (size % 2 and padded)
@@ -91,9 +92,10 @@ def keywords(resources: Iterable[Resource]) -> list[str]:
 def edited(resources: Sequence[Resource], edit: Edit) -> list[Resource]:
     """Return image resources with edited IPTC data.
 
-    All IPTC data with a caption are edited, or else the first IPTC data. Photoshop's digest of the
-    data is updated if it was right or consisted of zeros. A wrong digest is kept. It tells readers
-    that another program has changed the data since XMP was written.
+    Every IPTC resource with a caption is edited. If no resource has a caption, the first IPTC
+    resource is edited, or a new one is added. Photoshop's digest of the data is updated if it was
+    correct or consisted of zeros. A wrong digest is kept, because it shows that another program has
+    changed the data since the XMP was written.
     """
     places = [n for n, one in enumerate(resources) if _is_iptc(one)]
     chosen = [n for n in places if texts(resources[n].data)] or places[:1]
@@ -116,8 +118,8 @@ def edited(resources: Sequence[Resource], edit: Edit) -> list[Resource]:
 def set_caption(iptc: bytes, text: str, words: Sequence[str], *, own: bool) -> bytes:
     """Return IPTC data with this caption and additional keywords.
 
-    If the data use a character set other than UTF-8, only ASCII text can be added. For other text,
-    the old caption is removed, so that only XMP has a caption.
+    If the data use a character set other than UTF-8, only ASCII text can be added. For
+    non-ASCII text, the old caption is removed, so that only the XMP has a caption.
 
     Args:
         iptc: The data.
@@ -151,7 +153,7 @@ def remove_caption(iptc: bytes, text: str, words: Iterable[str]) -> bytes:
 
 
 def is_caption(text: str, found: str) -> bool:
-    """Return whether a caption in IPTC data is this text, which IPTC may have shortened."""
+    """Return whether the IPTC caption ``found`` is this text, possibly cut to IPTC's limit."""
     return found in (text, _short(_CAPTION, text).decode().strip())
 
 
@@ -179,7 +181,7 @@ def _dataset(key: tuple[int, int], value: bytes) -> _Dataset:
 
 
 def _short(key: tuple[int, int], text: str) -> bytes:
-    """Return text in UTF-8, cut at the standard's limit."""
+    """Return text in UTF-8, cut to the length that the IPTC standard allows."""
     return text.encode()[: _LIMITS[key]].decode(errors="ignore").encode()
 
 
@@ -194,7 +196,7 @@ def _datasets(iptc: bytes) -> tuple[list[_Dataset], bytes]:
             size = int.from_bytes(iptc[at + 5 : begin][:9], "big")
         end = begin + size
         if len(iptc) < end:
-            raise DataError("its IPTC data are damaged; use --sidecar xmp")
+            raise DataError("the photo's IPTC data is damaged; use --sidecar xmp")
         found.append(_Dataset((record, number), iptc[begin:end], iptc[at:end]))
         at = end
     return found, iptc[at:]

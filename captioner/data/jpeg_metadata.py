@@ -1,7 +1,7 @@
-"""XMP and IPTC segments of JPEG files, and the offsets that lead across them.
+"""Functions that edit the XMP and IPTC segments of JPEG files, and adjust offsets.
 
-A file is edited as segments. Segments that are not edited keep their bytes. So do the scans after
-the segments, and the pictures and data after the photo. Offsets to these pictures are adjusted in
+A file is edited segment by segment. All other segments, the scans, and the pictures and data after
+the photo keep their bytes. Offsets to these pictures are adjusted in
 Multi-Picture Format (a gain map, a second view) and in EXIF (previews).
 
 Sources: XMP Specification Part 3, 1.1.3 (APP1, extended XMP); CIPA DC-007 (Multi-Picture Format).
@@ -31,7 +31,7 @@ _OFFSETS = {
     "<": rb"\x04\0\x01\0\0\0|\x07\0....",
     ">": rb"\0\x04\0\0\0\x01|\0\x07....",
 }
-"""By byte order, what precedes the offset of a picture in EXIF: type and number of values."""
+"""The bytes before the offset of a picture in EXIF (type and number of values), by byte order."""
 _SMALL = 0xFFFF  # an offset that other values may equal by chance
 
 
@@ -66,7 +66,7 @@ def _find(segments: Sequence[_Segment], marker: int, name: bytes) -> list[int]:
 
 
 def _after_exif(segments: Sequence[_Segment]) -> int:
-    """Return the index for a new segment, after JFIF and EXIF, which readers expect first."""
+    """Return the index for a new segment: after JFIF and EXIF, because these must come first."""
     first = [s.marker == _APP0 or s.starts(_APP1, _EXIF) for s in segments]
     return [*first, False].index(False)
 
@@ -75,14 +75,17 @@ def _after_exif(segments: Sequence[_Segment]) -> int:
 
 
 def packets(data: bytes) -> list[bytes]:
-    """Return the XMP packets of a JPEG file, the extended packets last."""
+    """Return the XMP packets of a JPEG file, followed by its extended packets."""
     segments, _ = _read(data)
     found = [segments[n].data[len(_XMP) :] for n in _find(segments, _APP1, _XMP)]
     return [*found, *_extended(segments)]
 
 
 def _extended(segments: Sequence[_Segment]) -> Iterator[bytes]:
-    """Yield extended XMP packets, joined from segments with GUID, total size, offset and part."""
+    """Yield the extended XMP packets, each joined from its segments.
+
+    A segment contains a GUID, the total size of the packet, the offset of the part, and the part.
+    """
     parts: dict[bytes, dict[int, bytes]] = {}
     for n in _find(segments, _APP1, _EXTENSION):
         body = segments[n].data[len(_EXTENSION) :]
@@ -95,7 +98,7 @@ def edit_xmp(data: bytes, edit: Callable[[bytes | None], bytes | None]) -> bytes
     """Return a JPEG file with an edited XMP packet. Packets that become empty are removed."""
     segments, scan = _read(data)
     if any(xmp.find_description(packet).text for packet in _extended(segments)):
-        raise DataError("its description is in extended XMP; use --sidecar xmp")
+        raise DataError("the photo's description is in extended XMP; use --sidecar xmp")
     found = _find(segments, _APP1, _XMP)
     chosen = xmp.to_edit([segments[n].data[len(_XMP) :] for n in found])
     places = [found[n] for n in chosen]
@@ -115,14 +118,15 @@ def edit_xmp(data: bytes, edit: Callable[[bytes | None], bytes | None]) -> bytes
 
 
 def resources(data: bytes) -> list[iptc.Resource]:
-    """Return Photoshop's image resources of a JPEG file, without damaged resources."""
+    """Return the image resources in a JPEG file. Damaged Photoshop segments are ignored."""
     return [one for _, found in _streams(_read(data)[0]) for one in found]
 
 
 def _streams(segments: Sequence[_Segment]) -> list[tuple[list[int], list[iptc.Resource]]]:
-    """Return segments with their resources.
+    """Return groups of Photoshop segments, each with the image resources in the group.
 
-    The resources of all segments are joined if they continue from segment to segment.
+    All segments form one group if resources continue from segment to segment. Otherwise, each
+    segment is a group.
     """
     places = _find(segments, _APP13, _PHOTOSHOP)
     found = []
@@ -183,14 +187,14 @@ def _written(data: bytes, segments: Sequence[_Segment], scan: int) -> bytes:
 
 
 def _pictures_after(data: bytes, scan: int) -> list[int]:
-    """Return the places where pictures begin after the end of the photo."""
+    """Return the positions of the pictures that follow the end of the photo."""
     end = data.find(b"\xff\xd9", scan)
     found = re.compile(rb"\xff\xd8\xff").finditer(data, end if end >= 0 else len(data))
     return [one.start() for one in islice(found, _PICTURES)]
 
 
 def _moved_pictures(segment: _Segment, scan: int, growth: int, whole: int) -> bytes:
-    """Return a Multi-Picture segment after an edit. Its offsets start at its TIFF header."""
+    """Adjust the offsets in a Multi-Picture segment. They count from its TIFF header."""
     body = bytearray(segment.data)
     order = ">" if body[4:6] == b"MM" else "<"
     base = len(_MPF)
@@ -208,16 +212,16 @@ def _moved_pictures(segment: _Segment, scan: int, growth: int, whole: int) -> by
                 elif offset and segment.at + base + offset >= scan:
                     struct.pack_into(f"{order}I", body, entry + 8, offset + growth)
     except struct.error as error:
-        raise DataError("its Multi-Picture data are damaged; use --sidecar xmp") from error
+        raise DataError("the photo's Multi-Picture data is damaged; use --sidecar xmp") from error
     return bytes(body)
 
 
 def _moved_previews(segment: _Segment, starts: Sequence[int], growth: int) -> bytes:
-    """Return an EXIF segment after an edit, with adjusted offsets of pictures after the photo.
+    """Adjust the offsets in an EXIF segment to pictures after the photo.
 
-    The offsets start at the segment's TIFF header. Their fields are found by their bytes, because
-    they may be in the camera maker's own part. Such a field has a type, one value (for bytes, their
-    number), and exactly the offset of a picture.
+    Offsets count from the segment's TIFF header. Their fields are found by their bytes, because the
+    fields may be in a part with the camera maker's own format. Such a field contains a type, a
+    number of values (1, or the number of bytes), and exactly the offset of a picture.
     """
     body, offsets = segment.data, [start - segment.at - len(_EXIF) for start in starts]
     for order, field in _OFFSETS.items():
@@ -226,6 +230,8 @@ def _moved_previews(segment: _Segment, starts: Sequence[int], growth: int) -> by
         found = Counter(re.findall(pattern, body, re.DOTALL))
         for old, offset in zip(new, offsets, strict=True):
             if offset > _SMALL and body.count(old) > found[old]:
-                raise DataError("its EXIF data name a picture after the photo; use --sidecar xmp")
+                raise DataError(
+                    "the EXIF data refers to a picture after the photo; use --sidecar xmp"
+                )
         body = re.sub(pattern, lambda offset, new=new: new[offset[0]], body, flags=re.DOTALL)  # type: ignore[misc]
     return body

@@ -1,17 +1,17 @@
-"""Description and keywords in XMP sidecars, and in JPEG, PNG, WebP and TIFF files.
+"""Functions for the description and keywords in XMP sidecars and in photo files.
 
     JPEG    XMP, and IPTC Caption-Abstract, Writer-Editor and Keywords (`jpeg_metadata`, `iptc`)
     PNG     XMP (`xmp_files`)
     WebP    XMP
     TIFF    XMP
 
-A file is edited as segments or chunks, and everything else keeps its bytes. Pixels and the
-properties of other programs therefore stay as they are. No library does this for all four formats.
+Only the segments or chunks with these texts are edited. Pixels and the properties of other
+programs therefore keep their bytes. No library does this for all four formats.
 Pillow encodes the pixels again, piexif is not maintained and does not support XMP, and exiv2 and
 its bindings have the GPL. HEIC and AVIF are left to the program exiftool
 (`captioner.data.photo_metadata`).
 
-A DataError is raised for metadata that are damaged, too large, or unlike the metadata of photo
+A DataError is raised for metadata that is damaged, too large, or unlike the metadata of photo
 programs.
 """
 
@@ -28,7 +28,7 @@ from captioner.errors import DataError
 
 __all__ = ["Found", "Mark"]
 
-_IN_SIDECAR = "restore it, or move it away"
+_IN_SIDECAR = "restore the file or move it away"
 _IN_PHOTO = "use --sidecar xmp"
 
 
@@ -49,7 +49,7 @@ def read_description(packet: bytes) -> str:
 def set_description(
     packet: bytes | None, text: str, keywords: Sequence[str] = (), *, mark: Mark | None = None
 ) -> bytes:
-    """Return a sidecar file with this description; see `xmp`.
+    """Return a sidecar file with this description, as in `xmp.set_description`.
 
     A new file is made if ``packet`` is None.
     """
@@ -58,7 +58,7 @@ def set_description(
 
 
 def remove_from_sidecar(packet: bytes) -> bytes | None:
-    """Return a sidecar file without captioner's texts, or None if nothing else is in it."""
+    """Return a sidecar file without captioner's texts, or None if it has no other content."""
     with _advice(_IN_SIDECAR):
         return xmp.remove_own(packet)
 
@@ -88,14 +88,14 @@ def _format(data: bytes) -> _Format | None:
 
 
 def can_embed(data: bytes) -> bool:
-    """Return whether the format of a file is supported."""
+    """Return whether a description can be embedded in a file of this format."""
     return _format(data) is not None
 
 
 def find_embedded(data: bytes) -> Found:
-    """Return the description in a file from XMP, or else from IPTC.
+    """Return the description in a file, from XMP or else from IPTC.
 
-    It counts as captioner's own only if the file contains no other text.
+    It counts as captioner's own only if the file contains no different description.
     """
     kind = _known(data)
     with _advice(_IN_PHOTO):
@@ -114,24 +114,24 @@ def find_embedded(data: bytes) -> Found:
 
 
 def embedded_description(data: bytes) -> str:
-    """Return the description in a file from XMP, or else from IPTC, or an empty text."""
+    """Return the description in a file, from XMP or else from IPTC, or an empty text."""
     return find_embedded(data).text
 
 
 def embed_description(
     data: bytes, text: str, keywords: Sequence[str] = (), *, mark: Mark | None = None
 ) -> bytes:
-    """Return a file with this description and additional keywords. All else is kept.
+    """Return a file with this description and additional keywords. The rest of the file is kept.
 
     ``mark`` records that captioner wrote the text.
     """
     kind, known = _known(data), []
     if kind is _TIFF and xmp_files.is_raw_tiff(data):
-        raise DataError("is camera RAW, which is not changed; use --sidecar xmp")
+        raise DataError("camera RAW files are never changed; use --sidecar xmp")
     if kind is _TIFF and any(
         not iptc.is_caption(text, old) for old in xmp_files.tiff_captions(data)
     ):
-        raise DataError("its caption in IPTC cannot be replaced in TIFF; use --sidecar xmp")
+        raise DataError("the IPTC caption of a TIFF file cannot be replaced; use --sidecar xmp")
     if kind is _JPEG:
         known = iptc.keywords(jpeg_metadata.resources(data))
     edit = partial(xmp.set_description, text=text, keywords=keywords, mark=mark, known=known)
@@ -144,7 +144,7 @@ def embed_description(
 
 
 def remove_embedded(data: bytes) -> bytes:
-    """Return a file without the description and keywords that captioner wrote, if there are any."""
+    """Return a file without the description and keywords that captioner wrote."""
     kind, found = _known(data), find_embedded(data)
     if not found.own:
         return data
@@ -158,13 +158,13 @@ def remove_embedded(data: bytes) -> bytes:
 
 def _known(data: bytes) -> _Format:
     if (kind := _format(data)) is None:
-        raise DataError("descriptions are not embedded in this format; use --sidecar xmp")
+        raise DataError("descriptions cannot be embedded in this format; use --sidecar xmp")
     return kind
 
 
 @contextmanager
 def _advice(advice: str) -> Iterator[None]:
-    """Add a remedy to errors of XMP, which do not name the file."""
+    """Add a remedy to errors of `xmp`, because `xmp` does not know the kind of file."""
     try:
         yield
     except DataError as error:

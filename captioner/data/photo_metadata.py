@@ -68,8 +68,8 @@ def require_exiftool() -> None:
     """
     if shutil.which("exiftool") is None:
         raise ConfigError(
-            "--exiftool needs the program exiftool; install it (apt-get install "
-            "libimage-exiftool-perl, brew install exiftool), or leave the option out"
+            "--exiftool needs the program exiftool; run apt-get install libimage-exiftool-perl or "
+            "brew install exiftool, or leave out --exiftool"
         )
 
 
@@ -77,13 +77,13 @@ def _readable(photo: Path, *, exiftool: bool) -> bytes | None:
     """Return the data of a file that captioner edits, or None if exiftool has to edit it."""
     data = b"" if photo.is_fifo() else photo.read_bytes()
     if format_by_name(photo) is RAW:
-        raise NotEditableError("camera RAW is not changed; use --sidecar xmp")
+        raise NotEditableError("camera RAW files are never changed; use --sidecar xmp")
     if can_embed(data):
         return data
     if exiftool:
         return None
     raise NotEditableError(
-        "descriptions are embedded in JPEG, PNG, WebP and TIFF only; use --sidecar xmp, or give "
+        "descriptions can be embedded only in JPEG, PNG, WebP and TIFF; use --sidecar xmp or add "
         "--exiftool"
     )
 

@@ -33,12 +33,12 @@ def image_from_array(array: NDArray[Any]) -> Image.Image:
         array = array[:, :, 0]
     colour = array.ndim == 3 and array.shape[2] in (3, 4)
     if 0 in array.shape or not (array.ndim == 2 or colour):
-        raise NotAnImageError(f"an array of shape {array.shape}; give one photo as {_LAYOUT}")
+        raise NotAnImageError(f"the array has the shape {array.shape}; pass one photo as {_LAYOUT}")
     floats = np.issubdtype(array.dtype, np.floating)
     if not (array.min() >= 0 and array.max() <= 1 if floats else array.dtype == np.uint8):
-        found = f"{array.dtype} from {array.min():g} to {array.max():g}"
+        found = f"{array.dtype} values from {array.min():g} to {array.max():g}"
         raise NotAnImageError(
-            f"an array of {found}; give floats from 0 to 1, or uint8 from 0 to 255"
+            f"the array has {found}; pass floats from 0 to 1, or uint8 from 0 to 255"
         )
     values = np.rint(array * 255).astype(np.uint8) if floats else array
     return Image.fromarray(np.ascontiguousarray(values))

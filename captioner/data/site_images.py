@@ -21,16 +21,16 @@ _MISSING = "without alternative text"
 
 @dataclass
 class SiteImage:
-    """An image in one place of a site, with its alternative text. It is a row of the table."""
+    """An image in a page of a site, with its alternative text: a row of the review table."""
 
     page: str
-    """The page, relative to the site's folder."""
+    """Path of the page, relative to the site's folder."""
     line: int
     """Line of the image's tag in the page, from 1."""
     image: str
-    """The picture, as a file relative to the site's folder or a URL outside the site."""
+    """Path of the picture, relative to the site's folder, or URL of a picture outside the site."""
     link: str
-    """The link or button around the image, with its text. Empty if there is none around it."""
+    """The link or button around the image, with its text. Empty outside of links and buttons."""
     note: str
     """The reason why there is no suggestion. Empty if there is a suggestion."""
     before: str
@@ -42,12 +42,12 @@ class SiteImage:
     reviewed: bool = False
     """True if a person has reviewed the text. Other texts are not written."""
     tag: str = ""
-    """The image's tag without ``alt``, by which it is found again."""
+    """The image's tag without ``alt``. It identifies the image when the text is written."""
     suggested: str | None = ""
-    """The suggested text, to recognize a changed text. None if it is unknown."""
+    """The suggested text, to detect that a person changed it. None if it is unknown."""
 
     def row(self) -> dict[str, str]:
-        """Return the image as a row of the table."""
+        """Return the image as a row of the review table."""
         sure = "" if self.confidence is None else f"{self.confidence:.4f}"
         changed = {"confidence": sure, "reviewed": "yes" if self.reviewed else ""}
         return {name: str(value) for name, value in (asdict(self) | changed).items()}
@@ -59,7 +59,7 @@ class SiteImage:
 
 
 COLUMNS = tuple(one.name for one in fields(SiteImage))
-"""Columns of the table."""
+"""Columns of the review table."""
 
 
 @dataclass
@@ -71,13 +71,13 @@ class SiteImages:
     images: list[SiteImage] = field(default_factory=list)
     """The images, in the order of the pages."""
     counts: Counter[str] = field(default_factory=Counter)
-    """Number of the site's images, by what they have: text, a label, ``alt=""`` or nothing."""
+    """Number of images by category, such as ``decorative`` or ``with alternative text``."""
     problems: list[str] = field(default_factory=list)
     """One line for each page or picture that could not be read. Pictures on other servers and
-    unsupported formats only have a note."""
+    pictures in unsupported formats only have a note."""
 
     def files(self) -> list[Path]:
-        """Return the pictures to caption, each once."""
+        """Return the files of the pictures to caption, without duplicates."""
         named = (self.site / one.image for one in self.images if not one.note)
         return list(dict.fromkeys(named))
 
@@ -85,11 +85,11 @@ class SiteImages:
 def find_site_images(found: SiteImages, url: str | None = None, *, empty: bool = False) -> None:
     """Add the images of a site that lack an alternative text.
 
-    Images with ``alt=""`` are added if they are all that a link or button contains.
+    Images with ``alt=""`` are added if they are the only content of a link or button.
 
     Args:
         found: The site, without images yet.
-        url: Address of the folder, if pages name their pictures by it.
+        url: Web address of the site folder, if pages refer to pictures by full URLs.
         empty: Also add all other images with ``alt=""``.
 
     Raises:
@@ -123,16 +123,18 @@ def find_site_images(found: SiteImages, url: str | None = None, *, empty: bool =
                 reported.add(file)
                 found.problems.append(f"{name}:{image.line}: {file}: {note}")
     if not found.counts:
-        message = "has no images in its .html pages; give the folder of a finished site"
+        message = "has no images in its .html pages; pass the folder of a finished site"
         raise DataError(f"{found.site} {message}")
 
 
 def _find(
     files: NamedFiles, root: str, name: str, page: HtmlPage, image: HtmlImage
 ) -> tuple[str, str, bool]:
-    """Return the picture of an image, why it cannot be read, and whether its file is missing.
+    """Find the picture of an image.
 
-    The picture is a file in the site with an empty reason, or else a name or URL.
+    Returns:
+        The path of the picture in the site, or else its name or URL. Then the reason why the
+        picture cannot be read (or an empty text), and True if its file is missing.
     """
     problems = []
     for source in image.sources:
@@ -144,16 +146,18 @@ def _find(
         address = re.split("[?#]", full)[0]
         inside = unquote(address.removeprefix(root), errors="surrogateescape")
         if source.startswith("data:"):
-            problems.append(("", "a picture inside the page", False))
+            problems.append(("", "the picture is stored inside the page", False))
         elif not address.startswith(root):
-            problems.append((full, "on another server, not fetched", False))
+            problems.append(
+                (full, "the picture is on a different server and is not fetched", False)
+            )
         elif problem := unsafe_name(inside):
             problems.append((inside, f"the name {problem}", True))
         elif (found := files.find(inside)) and found.is_file():
             return found.relative_to(files.folder).as_posix(), "", False
         else:
             problems.append((inside, "the file does not exist", True))
-    return problems[0] if problems else ("", "the tag names no picture", False)
+    return problems[0] if problems else ("", "the tag does not name a picture", False)
 
 
 def _is_pixel(file: Path) -> bool:

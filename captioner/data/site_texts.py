@@ -1,4 +1,4 @@
-"""Write reviewed alternative texts into the pages of a static site."""
+"""Functions that write reviewed alternative texts into the pages of a static site."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class WrittenTexts:
     written: int = 0
     """Number of texts written."""
     kept: int = 0
-    """Number of texts that the pages had already."""
+    """Number of texts that the pages already contained."""
     problems: list[str] = field(default_factory=list)
     """One line for each text or page that was not written, or that was changed without review."""
 
@@ -43,15 +43,17 @@ def read_reviewed(table: str | Path) -> tuple[list[SiteImage], list[str]]:
         if mark == "yes":
             images.append(one)
         elif mark not in ("", "no"):
-            problems.append(f"{where}: reviewed is {mark!r}; give yes or nothing")
+            problems.append(
+                f"{where}: the column 'reviewed' has {mark!r}; enter yes or leave it empty"
+            )
         elif one.changed:
-            advice = "put yes in the column reviewed"
-            problems.append(f"{where}: the text was changed, but is not reviewed; {advice}")
+            advice = "enter yes in the column 'reviewed'"
+            problems.append(f"{where}: the text was changed but is not reviewed; {advice}")
     return images, problems
 
 
 def write_texts(site: Path, images: Iterable[SiteImage]) -> WrittenTexts:
-    """Write texts into the tags that are still as they were.
+    """Write texts into image tags that have not changed since the review.
 
     Args:
         site: Folder of the finished site. Only pages below it are written.
@@ -68,9 +70,9 @@ def write_texts(site: Path, images: Iterable[SiteImage]) -> WrittenTexts:
         try:
             path = files.find_below(name)
             if path.suffix.lower() not in PAGES:
-                raise DataError("is not a page; give .html and .htm files")
+                raise DataError("the file is not an .html or .htm page; leave it out")
         except DataError as error:
-            done.problems.append(f"{site / name} {error}")
+            done.problems.append(f"{site / name}: {error}")
             continue
         try:
             page, problems = HtmlPage(path), list[str]()
@@ -91,9 +93,9 @@ def write_texts(site: Path, images: Iterable[SiteImage]) -> WrittenTexts:
 def _texts(
     page: HtmlPage, listed: Sequence[SiteImage], problems: list[str]
 ) -> tuple[list[tuple[HtmlImage, str]], int]:
-    """Return the texts to write into a page, and the number of texts that it has already.
+    """Return the texts to write into a page, and the number of texts already in the page.
 
-    Problems are added for texts without a tag.
+    A problem is added for each text whose tag is not found.
     """
     texts: list[tuple[HtmlImage, str]] = []
     kept, free = 0, [*page.images]
@@ -105,10 +107,10 @@ def _texts(
         # Other images with the same tag may have an empty text too, so new places come first.
         found = [*done, *new] if text else [*new, *done]
         if not found:
-            lost = "is not there any more; run captioner alt again"
+            lost = "was not found in the page; run captioner alt again"
             problems.append(f"{one.page}:{one.line}: {one.tag[:80]} {lost}")
         elif not text and found[0].needs_text:
-            problem = "is all that its link or button contains; write a text for it"
+            problem = "is the only content of a link or button; write a text for it"
             problems.append(f"{one.page}:{one.line}: {one.tag[:80]} {problem}")
         else:
             free.remove(found[0])
@@ -120,7 +122,7 @@ def _texts(
 
 
 def _is_open(image: HtmlImage, wanted: SiteImage) -> bool:
-    """Return whether an image still has no text, as when it was listed."""
+    """Return whether an image still lacks a text, as it did when it was listed."""
     if wanted.before == "empty":
         return image.alt == "" and image.reason in ("", EMPTY) and image.link == wanted.link
     return image.alt is None and not image.reason and image.link == wanted.link

@@ -35,7 +35,7 @@ _UNSUPPORTED = re.compile(
 )
 """Messages of Pillow about a variant, rather than about damage."""
 
-SAVE = "save it as JPEG or PNG"
+SAVE = "save the image as JPEG or PNG"
 
 
 def unsupported(reason: str) -> bool:

@@ -69,8 +69,8 @@ class Video:
         if max(self._read_to, self._end) + 1 < self.duration:
             self._damage = min(self._damage, self._end)
         if self._damage < math.inf:
-            where = f"{self.path}: damaged or truncated at {clock(self._damage)}"
-            self.problem = f"{where}; what can be read is captioned"
+            where = f"{self.path}: the video is damaged or truncated at {clock(self._damage)}"
+            self.problem = f"{where}; the readable frames are captioned"
 
     def _opened(self, file: Any) -> Any:
         try:
@@ -78,13 +78,16 @@ class Video:
             container = av.open(file, "r", options={"protocol_whitelist": "none"})
             stream: Any = container.streams.best("video") or container.streams.video[0]
         except Exception as error:
-            reason = getattr(error, "strerror", None) or "it has no video"
-            raise ImageError(f"is damaged, or not a video ({reason})") from error
+            reason = getattr(error, "strerror", None) or "it has no video stream"
+            raise ImageError(
+                f"the file is damaged or not a video ({reason}); use a complete video file"
+            ) from error
         if "image2" in container.format.name or container.format.name.endswith("_pipe"):
-            raise ImageError("is a photo, not a video; leave out --every to caption it")
+            raise ImageError("the file is a photo, not a video; leave out --every to caption it")
         if stream.width * stream.height > MAX_PIXELS:
             size = f"{stream.width} x {stream.height} pixels"
-            raise ImageError(f"{size}; the limit is {MAX_PIXELS:,}; scale it down")
+            limit = f"the limit is {MAX_PIXELS:,} pixels per frame; scale the video down"
+            raise ImageError(f"the video is {size}, but {limit}")
         stream.codec_context.options = {"max_pixels": str(MAX_PIXELS)}
         stream.thread_type = "AUTO"
         self._container, self._stream = container, stream

@@ -176,7 +176,8 @@ def _store(options: dict[str, Any], *, force: bool) -> Store:
     store = make_store(build_options(SidecarOptions, options), force=force, warn=_log.info)
     if store is None:
         raise ConfigError(
-            'no place for the caption; pass in_place=True, embed="folder" or sidecar="xmp"'
+            "no destination was chosen for the caption; pass in_place=True, "
+            'embed="folder" or sidecar="xmp"'
         )
     return store
 
@@ -230,8 +231,8 @@ def apply_table(
     folder = photo_folder(find_source(table), images, columns)
     photos, problems = _find(captions, folder)
     if not photos:
-        advice = "use --images with the folder that their names are relative to"
-        raise DataError(f"{table}: none of its photos can be used ({problems[0]}); {advice}")
+        advice = "set --images to the folder of the photos"
+        raise DataError(f"{table}: no photo can be used ({problems[0]}); {advice}")
     yield from (f"{table}: {problem}" for problem in problems)
     # A person may have chosen the texts, so they are not marked as captioner's.
     store.machine = False
@@ -304,7 +305,7 @@ def _find(captions: Mapping[str, str], folder: Path) -> tuple[dict[Path, str], l
         except DataError as error:
             reason = str(error)
             own = reason.startswith(str(folder))
-            problems.append(reason if own else f"{name!r} {reason}; use photos below {folder}")
+            problems.append(reason if own else f"{name!r}: {reason}; use photos below {folder}")
             continue
         photos.setdefault(photo, text)
     return photos, problems
@@ -325,7 +326,7 @@ def _read(table: str, columns: ColumnOptions, warn: Callable[[str], None]) -> di
     captions = {str(p.path): p.captions[0].strip() for p in photos if p.captions}
     found = {name: text for name, text in captions.items() if text.lower() not in EMPTY}
     if left := len(photos) - len(found):
-        warn(f"{table}: left out {counted(left, 'photo')} without a caption")
+        warn(f"{table}: {counted(left, 'photo')} left out because the caption is missing")
     if not found:
         raise DataError(f"{table} has no captions; fill in its caption column")
     return found

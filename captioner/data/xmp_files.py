@@ -252,7 +252,7 @@ def edit_tiff(data: bytes, edit: EditPacket) -> bytes:
     count = struct.pack(f"{directory.order}{'Q' if directory.big else 'H'}", len(entries))
     whole = [count, *(entry for _, entry in sorted(entries.items())), directory.following]
     if not directory.big and len(data) > 0xFFFF0000:
-        raise DataError("the TIFF would have more than 4 GB; use --sidecar xmp")
+        raise DataError("the TIFF would exceed 4 GB; use --sidecar xmp")
     address = 8 if directory.big else 4
     first = struct.pack(word, len(data))
     return data[:address] + first + data[address + len(first) :] + b"".join(whole)
@@ -278,7 +278,7 @@ def _directory(data: bytes) -> _Directory:
     entries = (data[n : n + entry] for n in range(begin, end, entry))
     found = {int.from_bytes(e[:2], "little" if order == "<" else "big"): e for e in entries}
     if len(found) != count:
-        raise DataError("the TIFF has a tag twice; use --sidecar xmp")
+        raise DataError("the TIFF contains a duplicate tag; use --sidecar xmp")
     return _Directory(found, following, order, big)
 
 

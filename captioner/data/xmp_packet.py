@@ -59,7 +59,7 @@ def opened_packet(packet: bytes) -> Opened:
     try:
         text = packet if encoding == "utf-8" else packet.decode(encoding).encode()
     except UnicodeError as error:
-        raise DataError(f"the XMP is not in {encoding.upper()}, as it begins") from error
+        raise DataError(f"the XMP is damaged (it is not valid {encoding.upper()})") from error
     start, end = text.find(b"<"), text.rfind(b">") + 1
     if start < 0 or end <= start:
         if text.strip(b"\0 \r\n\t\xef\xbb\xbf"):
@@ -244,7 +244,7 @@ def parse_packet(body: bytes) -> list[Element]:
         opened[-1][4].append(text)
 
     def refuse_doctype(*_: object) -> None:
-        raise DataError("the XMP has a document type declaration")
+        raise DataError("the XMP contains a document type declaration")
 
     parser = expat.ParserCreate("utf-8", " ")
     parser.namespace_prefixes = True
@@ -255,7 +255,7 @@ def parse_packet(body: bytes) -> list[Element]:
         body.decode()
         parser.Parse(body, True)
     except UnicodeDecodeError as error:
-        raise DataError("the XMP is not in UTF-8") from error
+        raise DataError("the XMP is not encoded in UTF-8") from error
     except expat.ExpatError as error:
         raise DataError(f"the XMP is damaged ({error})") from error
     if not any(one.path[-1] == _ROOT for one in elements):

@@ -345,13 +345,13 @@ def test_sidecars_are_replaced_only_with_force(album, caption) -> None:
     code, out, err = caption(album, "--sidecar", "txt")
     assert (code, out) == (USAGE, "")
     assert "b.jpg already has a caption in" in err
-    assert "use --skip-existing to keep it, or --force" in err
+    assert "add --skip-existing to keep existing captions, or --force" in err
     assert not (album / "a.txt").exists()
 
     code, out, err = caption(album, "--sidecar", "txt", "--skip-existing")
     assert code == OK
     assert sorted(printed(out)) == ["a.jpg", "c.jpg", "d.png", "e.gif"]
-    assert "1 of 5 photos already have a caption; skipped" in err
+    assert "1 of 5 photos skipped because they already have a caption" in err
     assert "changed after" not in err
     assert (album / "b.txt").read_text() == "mine"
 
@@ -405,7 +405,7 @@ def test_text_in_another_encoding_stays(album, caption) -> None:
     code, out, err = caption(album, "--sidecar", "txt", "--existing", "append")
 
     assert (code, len(printed(out))) == (FAILED, 4)
-    assert "a.txt: the text is not in UTF-8" in err
+    assert "a.txt: the text is not encoded in UTF-8" in err
     assert (album / "a.txt").read_bytes() == b"caf\xe9"
 
 
@@ -481,7 +481,7 @@ def test_photos_with_the_same_sidecar_are_refused(album, caption) -> None:
     code, _, err = caption(album, "--sidecar", "txt")
 
     assert code == USAGE
-    assert "would both use" in err
+    assert "would both go into" in err
 
 
 # --- descriptions in photos ---
@@ -496,7 +496,7 @@ def test_copies_have_the_description(album, tmp_path, caption) -> None:
     code, out, err = caption(album, "--recursive", "--embed", copies)
 
     assert code == FAILED  # the GIF
-    assert "e.gif: descriptions are embedded in JPEG, PNG, WebP and TIFF only; use" in err
+    assert "e.gif: descriptions can be embedded only in JPEG, PNG, WebP and TIFF; use" in err
     names = ["a.jpg", "b.jpg", "c.jpg", "d.png", "more/a.jpg"]
     assert sorted(str(p.relative_to(copies)) for p in copies.glob("**/*.*")) == names
     for name, text in printed(out).items():

@@ -65,7 +65,7 @@ def test_files_that_are_not_photos_are_counted(folder, caption):
     note = (
         "captioner: skipped 2 files that are not photos (2 .txt); 1 video ("
         "to caption their frames, add --every 5s); 1 hidden photo; "
-        "1 subfolder (give --recursive to search them)"
+        "1 subfolder (add --recursive to search them)"
     )
     assert caption("holiday") == (OK, ALL, [note])
 
@@ -80,7 +80,7 @@ def test_photos_that_cannot_be_decoded_make_the_command_fail(folder, caption, mo
 
     assert (code, photos) == (FAILED, ALL)
     assert sorted(note.partition(":")[2].partition(":")[0] for note in notes) == [
-        " skipped 1 camera RAW file beside a photo of the same name",
+        " skipped 1 camera RAW file next to a photo of the same name",
         " skipped 1 photo (1 .jxl)",
         " skipped 2 photos (2 .heic)",
         " skipped 3 photos (2 .nef, 1 .cr2)",
@@ -93,7 +93,7 @@ def test_a_pipe_costs_no_photo(folder, caption):
     for options in ((), ("--in-place",)):
         code, photos, (problem, *_) = caption("holiday", *options)
         assert (code, photos) == (FAILED, ALL)
-        assert "pipe.jpg: is a pipe, socket or device" in problem
+        assert "pipe.jpg: the path is a pipe, socket or device" in problem
 
 
 def test_names_of_all_characters(folder, caption):

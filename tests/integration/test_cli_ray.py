@@ -155,7 +155,7 @@ def test_tables_and_lists(photos, tiny, caption, tmp_path) -> None:
     first, second, third = read_rows(tmp_path / "out")
     assert [row["image"] for row in (first, second)] == ["one", str(photos / "1.png")]
     assert first["captions"] == second["captions"]
-    assert (third["image"], "no such file" in third["error"]) == ("missing.png", True)
+    assert (third["image"], "the file does not exist" in third["error"]) == ("missing.png", True)
 
 
 # --- object storage ---

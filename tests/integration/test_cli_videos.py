@@ -82,4 +82,4 @@ def test_folders_are_searched_for_videos_only_with_every(caption: Run, tiny: Sim
     assert "holiday/b.mp4: damaged" in err
     assert "holiday/c.mp4: is damaged" in err
     assert "skipped 4 files that are not videos (4 .png)" in err
-    assert "clip.mp4: a video; captioner caption captions its frames" in caption("clip.mp4")[2]
+    assert "clip.mp4: the file is a video; to caption its frames" in caption("clip.mp4")[2]

@@ -28,12 +28,15 @@ LINES = [
     ),
     ("caption PHOTO --sidecar txt --num-captions 2", "--sidecar writes one caption per photo"),
     ("caption PHOTO --sidecar txt --existing replace-own", "does not work with --sidecar txt"),
-    ("caption PHOTO --sidecar xmp --exiftool", "--exiftool needs --embed or --in-place"),
-    ("apply a.csv b.csv --sidecar txt", "2 files of captions were given; use one"),
+    ("caption PHOTO --sidecar xmp --exiftool", "--exiftool cannot be combined with --sidecar xmp"),
+    ("apply a.csv b.csv --sidecar txt", "2 caption files were passed; pass only one"),
     ("apply --remove PHOTO --in-place", "--in-place cannot be combined with --remove"),
     ("caption PHOTO --in-place --skip-existing --force", "contradict each other"),
     ("caption PHOTO --in-place --skip-existing -o x.csv", "--skip-existing and -o cannot be"),
-    ("caption PHOTO --in-place --skip-existing --existing replace", "is short for --existing skip"),
+    (
+        "caption PHOTO --in-place --skip-existing --existing replace",
+        "cannot be combined with --existing replace",
+    ),
     ("caption PHOTO --in-place --existing append", "--existing append needs --sidecar txt"),
     ("caption PHOTO --existing skip", "--existing needs --sidecar, --embed or --in-place"),
     ("caption PHOTO --sidecar xmp --prefix x", "--prefix needs --sidecar txt"),
@@ -117,7 +120,7 @@ LINES = [
     # Training.
     ("train PHOTOS", "is a folder, not a config file; to train on its photos, add"),
     ("train mine.yml", "mine.yml does not exist; use a YAML config file"),
-    ("train --data PHOTOS", "is a folder without captions"),
+    ("train --data PHOTOS", "contains no captions in a known layout"),
     ("train --data none.csv", "none.csv does not exist; use the file with the captions"),
     ("train --images PHOTOS", "images needs captions; add captions too"),
 ]

@@ -75,7 +75,9 @@ def test_clashing_ids_are_renumbered_if_no_split_needs_them(tmp_path: Path, phot
         "annotations": [{"id": 1, "image_id": 2, "caption": "A bird."}],
     }
     files = [put(tmp_path / "a.json", coco()), put(tmp_path / "b.json", other)]
-    assert_refused("image id 2 is three.jpg here but two.jpg .* --first-id", files, [photos])
+    assert_refused(
+        "image id 2 belongs to three.jpg here, but to .*two.jpg .* --first-id", files, [photos]
+    )
     found = read_dataset(files, [photos], renumber=True)
     assert [(image.image_id, image.path.name, image.captions, image.source) for image in found] == [
         (2, "two.jpg", ("A dog.", "Two dogs?"), 0),
@@ -103,21 +105,30 @@ def test_missing_files_and_folders(tmp_path: Path, photos: Path):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ('{"images": [', r"a\.json is not JSON .*; give a complete JSON file"),
-        ([], r"a\.json contains a JSON list; give an object"),
-        (coco(images=[]), r"has no 'images'"),
-        (coco(images=[7]), r"images\[0\] has no 'id'; give"),
-        (coco(annotations=[{"id": 1, "image_id": 2}]), r"\[0\] has no 'caption'"),
-        (coco(images=[{"id": "two", "file_name": "a"}]), r"the id 'two'; give a whole number"),
-        (coco(images=[{"id": True, "file_name": "a"}]), r"the id True; give a whole number"),
-        (coco(images=[{"id": 1, "file_name": None}]), r"the file_name None; give text"),
+        ('{"images": [', r"a\.json is not valid JSON .*; use a complete JSON file"),
+        ([], r"a\.json contains a JSON list, not an object"),
+        (coco(images=[]), r"has no list 'images'"),
+        (coco(images=[7]), r"images\[0\] has no field 'id'; use"),
+        (coco(annotations=[{"id": 1, "image_id": 2}]), r"\[0\] has no field 'caption'"),
+        (
+            coco(images=[{"id": "two", "file_name": "a"}]),
+            r"the id of .*images.0. is 'two'; use a whole number",
+        ),
+        (
+            coco(images=[{"id": True, "file_name": "a"}]),
+            r"the id of .*images.0. is True; use a whole number",
+        ),
+        (
+            coco(images=[{"id": 1, "file_name": None}]),
+            r"the file_name of .*images.0. is None; use text",
+        ),
         (
             {"images": [{"imgid": 0, "filename": "a.jpg", "split": "test", "sentences": []}]},
             r"Karpathy's .*captioner prepare dataset",
         ),
         (
             coco(annotations=[{"id": 5, "image_id": 77, "caption": "x"}]),
-            r"a caption belongs to image 77, which is not in the file; remove",
+            r"a caption refers to image id 77, but no image has this id; remove",
         ),
     ],
 )
@@ -142,7 +153,9 @@ def test_missing_photos_are_counted_and_named(tmp_path: Path, photos: Path):
     file = put(tmp_path / "a.json", coco())
     (photos / "two.jpg").unlink()
     assert_refused(
-        r"1 of 2 photos of a\.json are not in .*photos \(first: two\.jpg\)", [file], [photos]
+        r"1 of 2 photos from a\.json are missing from .*photos \(first: two\.jpg\)",
+        [file],
+        [photos],
     )
 
 

@@ -137,7 +137,7 @@ def test_dropped_photos_and_captions_are_counted(tmp_path: Path):
 def test_nothing_is_overwritten_without_force(tmp_path: Path):
     (tmp_path / "captions_val.json").write_text("mine")
     photos = [photo("a", split="train"), photo("b", split="val")]
-    with pytest.raises(DataError, match=r"captions_val.json exists; .* --force"):
+    with pytest.raises(DataError, match=r"captions_val.json already exists; .* --force"):
         write(photos, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["captions_val.json"]
     write(photos, tmp_path, force=True)
@@ -150,7 +150,7 @@ def test_an_existing_split_may_not_share_photos(tmp_path: Path):
     before = (tmp_path / "captions_test.json").read_bytes()
     write([a], tmp_path)  # splits may be written one at a time
     with pytest.raises(
-        DataError, match=r"captions_test.json .* contains 1 of these photos \(first: b\)"
+        DataError, match=r"captions_test.json .* contains 1 of the imported photos \(first: b\)"
     ):
         write([a, b], tmp_path, force=True)
     assert (tmp_path / "captions_test.json").read_bytes() == before

@@ -119,7 +119,10 @@ def test_cached_features_equal_live_ones(images, make, dtype) -> None:
     ("changes", "message"),
     [
         ({"encoder_name": "other"}, "encoder toy, not other"),
-        ({"state": STATE | {"weight": STATE["weight"] + torch.eye(2, 3)}}, "other encoder weights"),
+        (
+            {"state": STATE | {"weight": STATE["weight"] + torch.eye(2, 3)}},
+            "different encoder weights",
+        ),
         ({"preprocessing": replace(PREPROCESSING, image_size=64)}, "image_size 32, not 64"),
         ({"preprocessing": replace(PREPROCESSING, channel_order="BGR")}, "channel_order"),
         ({"dtype": "float16"}, "dtype float32, not float16"),
@@ -267,12 +270,12 @@ def test_a_reader_keeps_its_open_rows(make) -> None:
 def test_a_folder_with_other_files_is_refused(tmp_path, images, make) -> None:
     (tmp_path / "f").mkdir()
     (tmp_path / "f" / "thesis.tex").write_text("")
-    with pytest.raises(ConfigError, match=r"other files \(first: thesis\.tex\).*--force"):
+    with pytest.raises(ConfigError, match=r"unrelated files \(first: thesis\.tex\).*--force"):
         make("f")
 
     fill(make("f", force=True))
     assert (tmp_path / "f" / "thesis.tex").exists()
-    with pytest.raises(ConfigError, match="holds features of other photos"):
+    with pytest.raises(ConfigError, match="contains features of different photos"):
         make("f", photos=images[:6])
     with pytest.raises(ConfigError, match="is a file"):
         make(images[0].path)
@@ -289,7 +292,7 @@ def test_two_processes_cannot_fill_the_same_folder(make) -> None:
 
 
 def test_features_that_overflow_the_dtype_are_refused(make) -> None:
-    with pytest.raises(DataError, match=r"0\.png: features overflow float16.*bfloat16"):
+    with pytest.raises(DataError, match=r"0\.png: the features overflow float16.*bfloat16"):
         fill(make("f", "float16", encode=lambda pixels: encode(pixels) * 1e6))
 
     fill(make("g", "bfloat16", encode=lambda pixels: encode(pixels) * 1e6))

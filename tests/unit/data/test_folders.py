@@ -90,7 +90,10 @@ def test_every_skipped_file_is_counted(folder: Path):
 
 def test_an_empty_folder_raises_immediately(folder: Path):
     (folder / "empty").mkdir()
-    with pytest.raises(DataError, match=r"empty: no photos.*JPEG, .*TIFF.*; subfolders are not"):
+    with pytest.raises(
+        DataError,
+        match=r"empty: this folder contains no photos.*JPEG, .*TIFF.*; subfolders are not",
+    ):
         find_images([folder / "b2.jpg", folder / "empty"])
 
 
@@ -129,7 +132,7 @@ def test_an_entry_that_cannot_be_read_costs_no_other(folder: Path):
 
 
 def test_an_empty_name_is_not_the_current_folder():
-    with pytest.raises(DataError, match="'' is an empty name"):
+    with pytest.raises(DataError, match="a file name is empty"):
         find_images([""])
 
 

@@ -214,7 +214,7 @@ def test_the_largest_preview_of_camera_raw_is_read_upright(orientation, tmp_path
     assert np.abs(made - np.rot90(np.asarray(large), turns).astype(int)).mean() < 3
     assert image_size(file) == made.shape[1::-1]
     np.testing.assert_array_equal(pixels(file.read_bytes()), made)  # whatever its name
-    with pytest.raises(NotAnImageError, match="camera RAW is not supported here; give JPEG"):
+    with pytest.raises(NotAnImageError, match="camera RAW is not supported here; use JPEG"):
         open_image(file, formats=USUAL_FORMATS)
     with pytest.raises(LargeImageError):
         open_image(file, max_pixels=480 * 320 - 1)
@@ -248,7 +248,7 @@ def test_heic_is_read_with_pillow_heif(tmp_path: Path):
     assert image_size(tmp_path / "a.heic") == (64, 48)
     assert "the HEIC image header is truncated or damaged; copy" in failure(heic()[:200])
     assert open_image(tmp_path / "a.heic", formats=USUAL_FORMATS).size == (64, 48)
-    with pytest.raises(NotAnImageError, match="HEIC is not supported here; give JPEG"):
+    with pytest.raises(NotAnImageError, match="HEIC is not supported here; use JPEG"):
         open_image(tmp_path / "a.heic", formats=("JPEG",))
 
 
@@ -271,7 +271,9 @@ def test_a_heic_file_of_which_data_are_missing(make: Any):
     for at in (start, start + rest // 3, start + rest // 2):
         length = min(rest // 3, 200)
         zeroed = whole[:at] + bytes(length) + whole[at + length :]
-        assert "the image is damaged (a part of it is zeros)" in failure(zeroed)
+        assert "the image is damaged (part of the picture was overwritten with zeros)" in failure(
+            zeroed
+        )
 
 
 def test_tiles_that_the_file_does_not_list():
@@ -298,7 +300,9 @@ def test_zeros_in_the_pixels_of_a_jpeg(more: dict[str, Any], place: float):
     assert open_image(whole).size == (256, 256)
     middle = int(len(whole) * place)  # progressive: not in bits added later, which may be zeros
     zeroed = whole[:middle] + bytes(512) + whole[middle + 512 :]
-    assert "the image is damaged (a part of it is zeros)" in failure(zeroed)
+    assert "the image is damaged (part of the picture was overwritten with zeros)" in failure(
+        zeroed
+    )
     even = encoded(Image.new("RGB", (1000, 1000), "white"), "JPEG", **more)
     assert open_image(even).size == (1000, 1000)
 
@@ -356,12 +360,14 @@ def test_without_pillow_heif_the_error_names_the_pip_command(monkeypatch: pytest
 
 
 def test_missing_files_folders_and_urls(tmp_path: Path):
-    assert "no such file" in failure(tmp_path / "none.jpg")
+    assert "the file does not exist" in failure(tmp_path / "none.jpg")
     assert "is a folder" in failure(tmp_path)
-    with pytest.raises(ImageError, match=r"^https://a\.b/c\.jpg: is a URL; download"):
+    with pytest.raises(ImageError, match=r"^https://a\.b/c\.jpg: the path is a URL; download"):
         open_image("https://a.b/c.jpg")
     for name in ("s3://bucket/a.jpg", "gs://bucket/a.jpg", "az://container/a.jpg"):
-        with pytest.raises(ImageError, match=r"is in object storage; caption .*engine ray"):
+        with pytest.raises(
+            ImageError, match=r"is in object storage; use captioner caption .*engine ray"
+        ):
             open_image(name)
     with pytest.raises(ImageError, match="cannot be opened"):
         open_image(tmp_path / ("x" * 300))
@@ -375,7 +381,7 @@ def test_missing_files_folders_and_urls(tmp_path: Path):
         (b"\xff\xd8\xff\xe0\0\x10JF", "truncated"),
         (b"\x89PNG\r\n\x1a\n", "truncated"),
         (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "HEIC"),
-        (b"\0\0\0\x18ftypcrx \0\0\0\1crx isom", "camera RAW|its preview"),
+        (b"\0\0\0\x18ftypcrx \0\0\0\1crx isom", "camera RAW|the preview"),
         (b"\0\0\0\x1cftypavif\0\0\0\0avif", "AVIF"),
         (b"<!DOCTYPE html><title>404</title>", "a web page"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "PostScript"),
@@ -411,9 +417,11 @@ def test_a_decompression_bomb_is_refused_before_decoding(side: int, refused: boo
 
 def test_the_scans_of_a_progressive_jpeg_are_bounded(monkeypatch: pytest.MonkeyPatch):
     assert open_image(progressive((64, 48), 90)).size == (64, 48)
-    assert "a JPEG of 3,010 scans; the limit is 100" in failure(progressive((64, 48), 3000))
+    assert "the JPEG has 3,010 scans, but the limit at this size is 100" in failure(
+        progressive((64, 48), 3000)
+    )
     monkeypatch.setattr(images, "MAX_SCANNED", 64 * 48 * 20)
-    limit = "a JPEG of 21 scans; the limit is 20 at this size"
+    limit = "the JPEG has 21 scans, but the limit at this size is 20"
     assert limit in failure(progressive((64, 48), 11))
     whole = progressive((64, 48), 10)
     comment = b"\xff\xfe\0\x06\xff\xda\xff\xda"  # its length covers what looks like scans
@@ -434,15 +442,15 @@ def test_bytes_and_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "a.png").write_bytes(content)
     with (tmp_path / "a.png").open("rb") as file:
         assert open_image(file).size == (64, 48)
-    with pytest.raises(ImageError, match=r"^standard input: is empty"):
+    with pytest.raises(ImageError, match=r"^standard input: the input is empty"):
         open_image(io.BytesIO(), name="standard input")
     assert "not a supported image" in failure(b"text")
     assert open_image(Pipe(content)).size == (64, 48)
     monkeypatch.setattr(images, "MAX_STREAM_BYTES", 100)
-    with pytest.raises(LargeImageError, match=r"more than .* bytes; give"):
+    with pytest.raises(LargeImageError, match=r"more than .* bytes; pass"):
         open_image(Pipe(content))
     monkeypatch.setattr(images, "to_rgb", lambda _: bytearray(1 << 60))
-    assert "out of memory; make the image smaller" in failure(content)
+    assert "needs more memory than is free; make the image smaller" in failure(content)
 
 
 RGB = np.random.default_rng(0).integers(256, size=(5, 7, 3), dtype=np.uint8)
@@ -470,13 +478,13 @@ def test_arrays_are_accepted_as_photos(array: Any, expected: Any):
 @pytest.mark.parametrize(
     ("array", "expected"),
     [
-        (RGB.astype(float), "float64 from 0 to 248; give floats from 0 to 1"),
-        (np.full((4, 4), np.nan), "float64 from nan to nan; give"),
-        (RGB.astype(np.int64), "int64 from 0 to 248; give floats from 0 to 1, or uint8"),
-        (RGB.transpose(2, 0, 1), r"shape \(3, 5, 7\); give one photo as \(H, W, 3\)"),
-        (RGB[:0], r"shape \(0, 7, 3\)"),
+        (RGB.astype(float), "float64 values from 0 to 248; pass floats from 0 to 1"),
+        (np.full((4, 4), np.nan), "float64 values from nan to nan; pass"),
+        (RGB.astype(np.int64), "int64 values from 0 to 248; pass floats from 0 to 1, or uint8"),
+        (RGB.transpose(2, 0, 1), r"the shape \(3, 5, 7\); pass one photo as \(H, W, 3\)"),
+        (RGB[:0], r"the shape \(0, 7, 3\)"),
     ],
 )
 def test_invalid_arrays_are_refused(array: Any, expected: str):
-    with pytest.raises(NotAnImageError, match=f"^frame 3: an array of {expected}"):
+    with pytest.raises(NotAnImageError, match=f"^frame 3: the array has {expected}"):
         open_image(array, name="frame 3")

@@ -227,7 +227,7 @@ def test_a_plain_description_is_read_and_replaced() -> None:
     [
         (b"<x", "damaged"),
         (b"<x/>", "no rdf:RDF"),
-        ("<x>été</x>".encode("latin-1"), "not in UTF-8"),
+        ("<x>été</x>".encode("latin-1"), "not encoded in UTF-8"),
         (b"<a>" * 200 + b"</a>" * 200, "too deeply"),
         (b'<!DOCTYPE x [<!ENTITY a "b">]><x/>', "document type"),
     ],
@@ -386,16 +386,16 @@ def test_what_cannot_be_kept_is_refused() -> None:
             tagged_photos.segment(0xE1, tagged_photos.EXTENSION + head + part)
         ),
         "too large": with_segment(tagged_photos.segment(0xE1, tagged_photos.XMP + large)),
-        "not in UTF-8": with_segment(
+        "not encoded in UTF-8": with_segment(
             tagged_photos.segment(0xE1, tagged_photos.XMP + b"<a>\xe9</a>")
         ),
-        "in IPTC": tagged_photos.tiff(iptc=dataset(2, 120, b"mine")),
+        "IPTC caption": tagged_photos.tiff(iptc=dataset(2, 120, b"mine")),
         "camera RAW": tagged_photos.tiff(raw=b"\1\4\0\0"),
     }
     for problem, data in cases.items():
         with pytest.raises(DataError, match=rf"{problem}.*; use --sidecar xmp$"):
             embed_description(data, TEXT)
-    assert embedded_description(cases["in IPTC"]) == "mine"
+    assert embedded_description(cases["IPTC caption"]) == "mine"
     assert embedded_description(cases["in extended XMP"]) == "mine"
 
 

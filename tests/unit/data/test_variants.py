@@ -31,7 +31,7 @@ def opened(content: bytes) -> NDArray[np.int64] | str:
     except ImageError as error:
         message = str(error)
         assert "\n" not in message
-        assert "; save it as JPEG or PNG" in message, message
+        assert "; save the image as JPEG or PNG" in message, message
         if not isinstance(error, NotAnImageError):
             raise
         return message
@@ -154,7 +154,7 @@ def test_a_tiff_with_colours_at_a_lower_resolution(sampling: tuple[int, int]):
 def test_a_tiff_with_a_palette_of_8_bits_is_rejected():
     """Pillow would show it black."""
     tags = {256: W, 257: H, 258: 8, 259: 1, 262: 3, 277: 1, 278: H, 320: list(range(256)) * 3}
-    assert "TIFF of this kind is not supported (palette, 1 x 8 bits" in str(
+    assert "this kind of TIFF is not supported (palette, 1 x 8 bits" in str(
         opened(tiff("<", tags, [PHOTO[..., 0].astype(np.uint8).tobytes()]))
     )
 
@@ -247,7 +247,7 @@ def test_pfm_is_scaled_by_its_values(order: str, most: float, scale: float):
 
 def test_a_colour_pfm_is_named():
     content = b"PF\n%d %d\n-1\n" % (W, H) + PHOTO[..., :3].astype("<f4").tobytes()
-    assert "PFM of this kind is not supported (colour)" in str(opened(content))
+    assert "this kind of PFM is not supported (colour)" in str(opened(content))
 
 
 def test_highlights_do_not_darken_a_float_picture():
@@ -261,8 +261,10 @@ def test_highlights_do_not_darken_a_float_picture():
 def test_a_bmp_and_a_jpeg_of_another_kind_are_named():
     bmp = bytearray(encoded(Image.fromarray(RGB8), "BMP"))
     bmp[28] = 2  # bits per pixel
-    assert "not supported (Unsupported BMP pixel depth (2)); save it" in str(opened(bytes(bmp)))
+    assert "not supported (Unsupported BMP pixel depth (2)); save the image" in str(
+        opened(bytes(bmp))
+    )
     jpeg = encoded(Image.fromarray(RGB8), "JPEG")
     at = jpeg.index(b"\xff\xc0") + 4
     twelve = jpeg[:at] + b"\x0c" + jpeg[at + 1 :]
-    assert "JPEG of this kind is not supported (cannot handle 12-bit layers)" in str(opened(twelve))
+    assert "this kind of JPEG is not supported (cannot handle 12-bit layers)" in str(opened(twelve))

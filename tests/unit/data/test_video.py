@@ -95,7 +95,7 @@ def test_a_truncated_video_has_its_beginning(tmp_path: Path):
     found, problem = read(path, 1.0)
 
     assert [name for _, name in found] == ["red", "red", "green", "green"]
-    assert "a.mp4: damaged or truncated at 00:00:0" in problem
+    assert "a.mp4: the video is damaged or truncated at 00:00:0" in problem
 
 
 def test_damage_costs_no_other_frame(tmp_path: Path):
@@ -109,7 +109,7 @@ def test_damage_costs_no_other_frame(tmp_path: Path):
     found, problem = read(path, 1.0)
 
     assert {name for _, name in found} >= {"red", "green", "white"}
-    assert "a.mp4: damaged or truncated at 00:00:0" in problem
+    assert "a.mp4: the video is damaged or truncated at 00:00:0" in problem
 
 
 def test_what_is_not_a_video_is_one_line(tmp_path: Path, monkeypatch):
@@ -117,15 +117,15 @@ def test_what_is_not_a_video_is_one_line(tmp_path: Path, monkeypatch):
     Image.new("RGB", (64, 48)).save(tmp_path / "photo.jpg")
     playlist = f"#EXTM3U\n#EXT-X-TARGETDURATION:2\n#EXTINF:2,\n{whole}\n#EXT-X-ENDLIST\n"
     for name, content, problem in (
-        ("none.mp4", None, "no such file"),
-        ("empty.mp4", b"", "is damaged, or not a video"),
-        ("text.mp4", b"hello" * 100, "is damaged, or not a video"),
-        ("list.mp4", playlist.encode(), "is damaged, or not a video"),
-        ("head.mp4", whole.read_bytes()[:900], "is damaged, or not a video"),
+        ("none.mp4", None, "the file does not exist"),
+        ("empty.mp4", b"", "the file is damaged or not a video"),
+        ("text.mp4", b"hello" * 100, "the file is damaged or not a video"),
+        ("list.mp4", playlist.encode(), "the file is damaged or not a video"),
+        ("head.mp4", whole.read_bytes()[:900], "the file is damaged or not a video"),
         (
             "photo.jpg",
             (tmp_path / "photo.jpg").read_bytes(),
-            "is a photo, not a video; leave out --every",
+            "the file is a photo, not a video; leave out --every",
         ),
     ):
         if content is not None:
@@ -135,4 +135,4 @@ def test_what_is_not_a_video_is_one_line(tmp_path: Path, monkeypatch):
         assert message.startswith(f"{tmp_path / name}: {problem}")
         assert "\n" not in message
     monkeypatch.setattr(video, "MAX_PIXELS", 96 * 64 - 1)
-    assert "96 x 64 pixels; the limit is 6,143" in read(whole, 1.0)[1]
+    assert "the video is 96 x 64 pixels, but the limit is 6,143" in read(whole, 1.0)[1]

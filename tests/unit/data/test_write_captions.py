@@ -55,8 +55,8 @@ def test_a_text_is_by_a_person_and_stays(photo: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         captioner.write_caption(photo, dog(), in_place=True)
     assert str(caught.value) == (
-        f'{photo} already has a description; use skip_existing=True to keep it, or force=True to '
-        "replace it"
+        f'{photo} already has a description; add skip_existing=True to keep existing captions, '
+        "or force=True to replace them"
     )  # fmt: skip
     for kept in ({"existing": "skip"}, {"existing": "replace-own"}, {"skip_existing": True}):
         assert captioner.write_caption(photo, dog(), in_place=True, **kept) is None
@@ -123,7 +123,7 @@ def test_apply_writes_a_table(photo: Path, tmp_path: Path) -> None:
 
     assert applied.written == 1
     assert [*map(str, applied.problems)] == [
-        f"{table}: 'missing.jpg' does not exist; use photos below {tmp_path}"
+        f"{table}: 'missing.jpg': the file does not exist; use photos below {tmp_path}"
     ]
     assert find_embedded(photo.read_bytes())[:1] == ("Rex",)
     assert not find_embedded(photo.read_bytes()).own

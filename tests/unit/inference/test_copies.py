@@ -32,7 +32,7 @@ def test_a_spawned_process_captions_with_the_model_that_it_is_sent(photos: list[
     model = captioner.load(device="cpu")
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         found = list(pool.map(model.caption, photos[:2]))
-        with pytest.raises(captioner.ImageError, match="no such file"):
+        with pytest.raises(captioner.ImageError, match="the file does not exist"):
             pool.submit(model.caption, "missing.jpg").result()
         with pytest.raises(ConfigError, match=r"beam_size is \{'a': 1\}; use"):
             pool.submit(model.caption, photos[0], beam_size={"a": 1}).result()

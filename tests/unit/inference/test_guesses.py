@@ -41,7 +41,7 @@ def test_a_folder_is_captioned_in_natural_order(
     assert [Path(str(result.photo)).name for result in streamed] == ["2.png", "10.png"]
     assert repr(streamed[0]).startswith(f"<Result {tmp_path}/2.png: <PhotoCaption '")
     for call in (captioner.caption, captioner.stream):
-        with pytest.raises(DataError, match="no photos in this folder"):
+        with pytest.raises(DataError, match="this folder contains no photos"):
             call(tmp_path / "empty")
 
 
