@@ -25,30 +25,31 @@ if TYPE_CHECKING:
 class AltOptions(ModelOptions):
     """Suggest alternative texts for the images of a static site that lack one.
 
-    The command writes a table and a page for review. A person corrects the texts and marks them as
-    reviewed. With --apply, the command then writes the reviewed texts into the site's pages.
+    The command writes a table and a page for review. Correct the texts and mark them as reviewed.
+    Then run the command with --apply to write the reviewed texts into the site's pages.
     """
 
     site: Annotated[str, Shown("SITE_FOLDER", positional=True)]
     """Folder of the finished site, with its .html and .htm files."""
     output: Annotated[str, Shown("FILE.csv", ("-o", "--output"))] = "alt.csv"
-    """Write the table to this file, and the page next to it. The file must be outside of the site,
-    because the site is published."""
+    """Write the review table to this file, and the review page next to it. The file must be outside
+    the site folder, because the site is published."""
     apply: File | None = None
-    """Write the reviewed texts of this table into the site's pages."""
+    """Write the reviewed texts from this table into the site's pages."""
     empty: bool = False
-    """Also suggest texts for images with alt="", as generators write for Markdown images without
-    text. By default, such an image is listed only if it is all that a link or button contains."""
+    """Also suggest texts for images with alt="". Generators write alt="" for Markdown images
+    without text. By default, such an image is listed only if it is the only content of a link or
+    button."""
     url: Annotated[str, Shown("URL")] | None = None
-    """Set the address of the site folder, for pages that name their images by it, such as
-    https://me.example/blog/."""
+    """Set the web address of the site folder, such as https://me.example/blog/, if pages refer to
+    images by full URLs."""
     force: bool = False
-    """Overwrite the table and its page."""
+    """Overwrite an existing review table and review page."""
 
 
 @command("alt", "SITE_FOLDER [-o alt.csv | --apply alt.csv] [options]", AltOptions, SearchOptions)
 def alt(options: AltOptions, given: dict[str, Any]) -> int:
-    """Write the table, or apply it."""
+    """Write the review table, or apply a reviewed table."""
     if options.apply:
         return _apply(options.site, Path(options.apply))
     from captioner.inference.alt_texts import find_alt, review_of
@@ -79,7 +80,7 @@ def alt(options: AltOptions, given: dict[str, Any]) -> int:
 
 
 def _summarize(found: AltTexts, empty: bool) -> None:
-    """Report what the images have, and why some have no suggestion."""
+    """Report the number of images by category, and why images have no suggestion."""
     from captioner.data.html_images import EMPTY
 
     notes = {
@@ -106,7 +107,7 @@ def _summarize(found: AltTexts, empty: bool) -> None:
 
 
 def _apply(site: str, table: Path) -> int:
-    """Write reviewed texts into the pages, and report what was not written."""
+    """Write reviewed texts into the pages, and report problems."""
     from captioner.inference.alt_texts import apply_alt
 
     done = apply_alt(site, table)

@@ -1,4 +1,4 @@
-"""``captioner apply``: write captions of a file, such as corrected ones, into their photos."""
+"""``captioner apply``: write captions from a file, such as corrected captions, into photos."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class ApplyOptions(ColumnOptions, SidecarOptions):
 
     captions: Annotated[list[str], Shown("CAPTIONS.csv", positional=True), ALSO_REMOVES]
     """A CSV or JSON Lines file with the columns image and caption. If a photo has several captions,
-    the first is written. With --remove: photos, and folders with their subfolders."""
+    the first is written. With --remove, pass photos, or folders (including subfolders) instead."""
     images: Folder | None = None
-    """Find the photos in this folder, which their names are relative to (default: the folder of the
-    file, or the current folder). Names that lead out of it are not accepted."""
+    """Look for the photos in this folder (default: the folder of the file, or the current folder).
+    Photo names that lead outside this folder are rejected."""
     force: bool = False
-    """Replace the captions that photos have."""
+    """Replace existing captions."""
     remove: Annotated[bool, ALSO_REMOVES] = False
     """Remove the captions and keywords that captioner wrote, from photos and XMP sidecars. Texts
     that people wrote or changed are kept."""

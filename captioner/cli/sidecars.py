@@ -1,4 +1,4 @@
-"""The place that the options of a command select for captions (see `data.caption_store`)."""
+"""The destination that a command's options select for captions (see `data.caption_store`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def choose_store(options: SidecarOptions, *, force: bool) -> Store | None:
 
     Raises:
         ConfigError: Two options contradict each other, the program exiftool is not installed, or
-            the folder that would contain the folder of ``--embed`` does not exist.
+            the parent folder of the ``--embed`` folder does not exist.
     """
     store = make_store(options, force=force, warn=warn)
     if options.embed is not None:

@@ -1,7 +1,7 @@
 """Captions stored with their photo: ``--sidecar txt|xmp``, ``--embed FOLDER``, ``--in-place``.
 
-An existing caption is never replaced without permission. A photo that already has a caption is an
-error unless ``--existing`` selects another treatment. Captions that captioner wrote into XMP are
+An existing caption is never replaced without permission. A photo that already has a caption causes
+an error, unless ``--existing`` selects what happens. Captions that captioner wrote into XMP are
 marked, so that they can be replaced or removed without touching texts by people.
 
 Messages spell options as the command line does. `captioner.data.write_captions` translates them for
@@ -71,16 +71,17 @@ class SidecarOptions:
     """Choose the name of --sidecar xmp files (default: photo.jpg.xmp if that file exists, otherwise
     photo.xmp)."""
     existing: Literal["skip", "replace", "replace-own", "append", "prepend"] | None = None
-    """Choose what happens to photos that already have a caption (default: stop with an error).
-    skip: keep it; --embed copies the photo unchanged. replace: replace it, like --force.
-    replace-own: replace it only if captioner wrote it and nobody changed it. append, prepend: add
-    the new caption after or before it, with a comma (--sidecar txt only)."""
+    """Choose what happens to existing captions (default: stop with an error). skip: keep existing
+    captions; --embed copies these photos unchanged. replace: replace all existing captions, like
+    --force. replace-own: replace only captions that captioner wrote and nobody changed. append,
+    prepend: add the new caption after or before the existing text, with a comma (--sidecar txt
+    only)."""
     skip_existing: bool = False
     """Keep existing captions; short for --existing skip."""
     prefix: Annotated[str, Shown("TEXT")] = ""
-    """Begin --sidecar txt files with this text, such as a trigger word."""
+    """Write this text, such as a trigger word, before the caption in --sidecar txt files."""
     suffix: Annotated[str, Shown("TEXT")] = ""
-    """End --sidecar txt files with this text."""
+    """Write this text after the caption in --sidecar txt files."""
 
 
 def _ignore(message: str) -> None:
@@ -89,20 +90,20 @@ def _ignore(message: str) -> None:
 
 @dataclass
 class Store:
-    """A place for captions: sidecars, copies of the photos in a folder, or the photos."""
+    """The destination of captions: sidecar files, copies of photos, or the photos themselves."""
 
     options: SidecarOptions
     existing: str | None
     """Treatment of existing captions, as in ``SidecarOptions``. None stops with an error."""
     subfolders: Mapping[Path, Path] = field(default_factory=dict)
-    """The subfolder of the copies' folder for each photo. Other photos go into the folder itself.
-    """
+    """Subfolder for the copy of each photo. Copies of unlisted photos go into the folder itself."""
     machine: bool = True
-    """True if captioner generated the captions. XMP and IPTC then contain a mark of captioner."""
+    """True if captioner generated the captions. Captions in XMP and IPTC are then marked as
+    captioner's."""
     written: int = 0
     """Number of captions written so far."""
     warn: Callable[[str], None] = _ignore
-    """Receives messages that are not errors of a photo, such as the number of skipped photos."""
+    """Function that receives messages other than errors, such as the number of skipped photos."""
 
     @property
     def folder(self) -> Path | None:
@@ -128,7 +129,7 @@ class Store:
 
         Raises:
             ConfigError: The folder for copies is the folder of the photos.
-            DataError: A caption cannot be stored there for this photo.
+            DataError: The caption of this photo cannot be stored.
         """
         target, sidecar = self.target(photo), self.options.sidecar
         if sidecar and target == photo:
@@ -181,8 +182,8 @@ class Store:
     def _with_other_text(self, text: str, target: Path) -> str:
         """Return the new content of a text file.
 
-        It consists of the caption, the previous text if ``existing`` adds to it, the prefix and the
-        suffix. None of them is repeated if the file already has it.
+        The content is the caption between the prefix and the suffix. If ``existing`` is append or
+        prepend, the previous text is kept. Parts that the file already contains are not repeated.
         """
         if self.existing in ("append", "prepend") and target.exists():
             try:
@@ -201,17 +202,17 @@ class Store:
         return text
 
     def _bare(self, text: str) -> str:
-        """Return the text without the prefix and suffix, if it has them."""
+        """Remove the prefix and the suffix from a text."""
         prefix, suffix = (s.strip(" ,") for s in (self.options.prefix, self.options.suffix))
         text = re.sub(rf"^{re.escape(prefix)}(?!\w)", "", text.strip(" ,\r\n"))
         before = r"\b" if suffix[:1].isalnum() else ""
         return re.sub(rf"{before}{re.escape(suffix)}$", "", text.strip(" ,")).strip(" ,")
 
     def finished(self) -> str:
-        """Return a message about the captions written, if the rest can be continued later.
+        """Return the number of captions written, as a message for an interrupted run.
 
-        With an existing caption that would be replaced, a second run would start over. The message
-        is then empty.
+        The message is empty if a second run would start over, because it would replace existing
+        captions.
         """
         again = self.written and self.existing in (None, "skip")
         return f"{counted(self.written, 'caption')} finished" if again else ""
@@ -221,11 +222,11 @@ class Store:
         photos: Iterable[Path],
         captioned: Callable[[Sequence[Path]], Iterable[Row]],
     ) -> Iterator[Row]:
-        """Check all photos, then write each caption as soon as it is found.
+        """Check all photos, then write each caption as soon as it is generated.
 
         Args:
             photos: The photos.
-            captioned: Returns the rows of the photos that need a caption, in order.
+            captioned: Function that returns a row for each photo that needs a caption, in order.
 
         Yields:
             The rows of the captions written, and a row with an error for each photo that failed.
@@ -321,7 +322,7 @@ class Store:
 
         Returns:
             The error in one line if the photo cannot be written, otherwise an empty text. An error
-            that would stop every photo is raised.
+            that affects every photo is raised.
         """
         try:
             if text is not None:
@@ -340,12 +341,12 @@ class Store:
 def make_store(
     options: SidecarOptions, *, force: bool, warn: Callable[[str], None] = _ignore
 ) -> Store | None:
-    """Return the store that the options select, or None if they select no place for captions.
+    """Return the store that the options select, or None if captions are only printed.
 
     Args:
-        options: The options, checked one by one.
+        options: The options, each already checked on its own.
         force: Replace existing captions.
-        warn: Receives messages that are not errors of a photo.
+        warn: Function that receives messages other than errors.
 
     Raises:
         ConfigError: Two options contradict each other, or exiftool is not installed.
@@ -435,7 +436,7 @@ def remove_own(path: Path, *, exiftool: bool) -> Found:
 def problem_of(path: Path, error: DataError | OSError, photo: Path) -> str:
     """Return the error of one photo as one line that names the file.
 
-    An error that stops every photo, such as a full disk, is raised again.
+    An error that affects every photo, such as a full disk, is raised again.
     """
     if getattr(error, "errno", None) in (errno.ENOSPC, errno.EROFS):
         raise error

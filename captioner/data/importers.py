@@ -1,17 +1,17 @@
-"""Readers of caption data sets in several layouts: photos with their captions and splits.
+"""Readers of caption data sets. They return photos with captions and splits from many layouts.
 
     layout      source                                                            splits
     karpathy    dataset_coco.json, dataset_flickr8k.json, dataset_flickr30k.json  train, val, test
-    flickr8k    Flickr8k.token.txt with Flickr_8k.*Images.txt next to it          those listed
+    flickr8k    Flickr8k.token.txt with Flickr_8k.*Images.txt next to it          as listed
     kaggle      captions.txt of Kaggle's Flickr8k (``image,caption``)             none
-    csv         table with a file, a caption and an optional split column         if it has them
-    jsonl       the same as JSON Lines                                            if it has them
-    json        the same as a JSON list (BLIP, LAVIS), or captions by file name   if it has them
-    imagefolder Hugging Face's image folder with metadata.jsonl or metadata.csv   if it has them
+    csv         table with the columns file, caption and split                    optional
+    jsonl       JSON Lines with the fields file, caption and split                optional
+    json        JSON list with these fields (BLIP, LAVIS), or captions by file    optional
+    imagefolder Hugging Face's image folder with metadata.jsonl or metadata.csv   optional
     pairs       folder of photos, each with its captions in a text file           none
     coco        COCO captions file                                                none
 
-Photos without a split are in ``"all"``. Empty captions are included, except in COCO files.
+Photos without a split get the split ``"all"``. Empty captions are kept, except in COCO files.
 `captioner.data.dataset` splits, filters and writes the photos.
 """
 
@@ -40,8 +40,8 @@ USUAL = ColumnOptions()
 
 
 Reader: TypeAlias = Callable[[Path, ColumnOptions], Iterator[tuple[str, Example]]]
-"""A reader yields photos, each with its place for messages, such as ``captions.csv:12``. A photo
-may be yielded several times with different captions."""
+"""Function that yields photos. Each photo comes with its place for messages, such as
+``captions.csv:12``. A photo may be yielded several times with different captions."""
 
 
 def import_captions(
@@ -78,7 +78,7 @@ def import_captions(
 def _example(
     name: str, captions: Iterable[str], split: str = UNSPLIT, image_id: int = NO_ID
 ) -> Example:
-    """Return a photo by its name in the source, with all its captions, including empty ones."""
+    """Return a photo by its name in the source, with all its captions, even if they are empty."""
     return Example(image_id, Path(name.strip()), tuple(captions), split=split)
 
 
@@ -91,7 +91,9 @@ def _read_coco(path: Path, _: ColumnOptions) -> Iterator[tuple[str, Example]]:
 
 
 def _read_karpathy(path: Path, _: ColumnOptions) -> Iterator[tuple[str, Example]]:
-    """Read the splits of Karpathy and Fei-Fei (2015). As usual, ``restval`` is for training."""
+    """Read the splits of Karpathy and Fei-Fei (2015). As usual, ``restval`` is used for
+    training.
+    """
     for number, image in enumerate(read_json(path).get("images") or [None]):
         where = f"{path}: images[{number}]"
         try:
@@ -117,8 +119,8 @@ _DUPLICATE = re.compile(r"(\.jpe?g)\.\d+$", re.IGNORECASE)
 def _read_flickr8k(path: Path, _: ColumnOptions) -> Iterator[tuple[str, Example]]:
     """Read Flickr8k as published. Flickr30k's .token file has the same format.
 
-    A duplicate file (``2258277193_586949ec62.jpg.1``) counts as its photo. If there are lists of
-    splits, photos that are in none of them are left out.
+    A duplicate file (``2258277193_586949ec62.jpg.1``) counts as the original photo. If files
+    list the photos of each split, unlisted photos are left out.
     """
     captions: dict[str, list[str]] = {}
     for number, line in _lines(read_text(path)):
@@ -162,10 +164,11 @@ def _read_csv(path: Path, columns: ColumnOptions) -> Iterator[tuple[str, Example
 def read_table(
     path: str | Path, columns: ColumnOptions = USUAL
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the rows of a table by column in lower case, each with its place, ``captions.csv:12``.
+    """Yield each row of a table with its place for messages, such as ``captions.csv:12``.
 
-    With comma and semicolon, quotes work as in RFC 4180. With tab and ``|``, they matter only
-    around a whole field, as in Flickr30k's results.csv.
+    A row maps column names in lower case to values. In tables separated by commas or semicolons,
+    quotes work as in RFC 4180. In tables separated by tabs or ``|``, as Flickr30k's results.csv,
+    only quotes around a whole field count.
     """
     text = read_text(path, line_ends=True)
     separator, _ = _header(text, columns)
@@ -196,7 +199,7 @@ def _header(text: str, columns: ColumnOptions) -> tuple[str, list[str]]:
     """Return the separator of a table and its columns.
 
     The separator is the character that splits the header into a file column and a caption column.
-    If no character does, it is the one that results in most columns.
+    If no character does, the separator is the character that results in most columns.
     """
     header = re.split(r"[\r\n]", text.lstrip("\r\n"), maxsplit=1)[0].split("\0", 1)[0][
         : csv.field_size_limit()
@@ -241,7 +244,7 @@ def _parse_json(path: Path, text: str) -> Any:
 
 
 def _read_pairs(path: Path, _: ColumnOptions) -> Iterator[tuple[str, Example]]:
-    """Read photo.txt next to photo.jpg, as ``--sidecar txt`` writes it. Each line is a caption."""
+    """Read the captions of photo.jpg from the lines of photo.txt (see ``--sidecar txt``)."""
     for photo in find_images([path], recursive=True):
         beside = photo.with_suffix(".txt")
         text = beside.read_bytes().strip() and read_text(beside) if beside.is_file() else ""
@@ -260,7 +263,7 @@ def _has_pairs(folder: Path) -> bool:
 def _read_imagefolder(path: Path, columns: ColumnOptions) -> Iterator[tuple[str, Example]]:
     """Read an image folder of Hugging Face ``datasets``.
 
-    The metadata are in the folder, or else in its split folders.
+    The metadata files are in the folder, or else in its split folders.
     """
     files = _metadata_files(path)
     if not files:
@@ -285,7 +288,7 @@ def _metadata_files(folder: Path) -> list[Path]:
 
 
 def _row(where: str, record: dict[str, Any], columns: ColumnOptions) -> Example:
-    """Return the photo of a row, from the row's values by column."""
+    """Return the photo that a row describes. ``record`` maps columns to values."""
     found = _find(record, columns, where)
     name, caption = record[found["file"]], record[found["caption"]]
     texts = caption if isinstance(caption, list) else [caption]
@@ -308,7 +311,7 @@ def _split(where: str, name: Any) -> str:
 def _find(names: Iterable[str], columns: ColumnOptions, where: str = "") -> dict[str, str]:
     """Return the names of the file column and the caption column.
 
-    With ``where``, a place for messages, both columns must exist.
+    If ``where``, a place for messages, is set, both columns must exist.
     """
     lower = {name.strip().lower(): name for name in reversed(list(names))}
     found = {}
@@ -337,8 +340,8 @@ def _unquote(text: str) -> str:
 def read_text(path: str | Path, *, line_ends: bool = False) -> str:
     """Return the text of a UTF-8 file, without a byte order mark and Excel's first line ``sep=;``.
 
-    Line ends become ``\\n``. With ``line_ends`` they are kept, because a name in a CSV file may
-    contain one.
+    Line ends become ``\\n``. If ``line_ends`` is True, they are kept, because a name in a CSV file
+    may contain a line end.
     """
     content = read_input(path, "the file with the captions")
     for beginning, kind in _BINARY.items():
@@ -372,7 +375,7 @@ _BINARY = {
     re.compile(rb".{257}ustar", re.DOTALL): _TAR,
     re.compile(rb"\x1f\x8b"): f"compressed with gzip{_UNPACK}",
 }  # fmt: skip
-"""Files that are no text, by their first bytes, and what to do."""
+"""Kinds of binary files and the remedy for each, by the first bytes of the file."""
 
 
 # --- All layouts ----------------------------------------------------------------------------------
@@ -394,7 +397,7 @@ IMPORTERS: dict[str, Reader] = {
 def find_source(path: str | Path, layout: str = "auto") -> Path:
     """Return the captions file of a folder.
 
-    Files, image folders and folders of pairs are returned unchanged.
+    Files, image folders and folders of photos with text files are returned unchanged.
 
     Raises:
         DataError: The folder has no captions file, or several token files without
@@ -423,9 +426,10 @@ def find_source(path: str | Path, layout: str = "auto") -> Path:
 
 
 def photo_folder(source: Path, given: str | None, columns: ColumnOptions = USUAL) -> Path:
-    """Return the folder with a source's photos.
+    """Return the folder that contains the photos of a source.
 
-    Without a folder in ``given``, this is the source's own folder, or else the current folder.
+    This is ``given``, if it is set. Otherwise, it is the source's own folder or the current folder,
+    whichever contains a photo.
     """
     own = source if source.is_dir() else source.parent
     if given:
@@ -454,7 +458,7 @@ def _detect_json(path: Path, text: str) -> str | None:
 
 
 def detect_layout(path: Path, columns: ColumnOptions = USUAL) -> str:
-    """Detect the layout of a file or an image folder, a key of `IMPORTERS`, by name and content.
+    """Detect the layout of a file or folder by its name and content (a key of `IMPORTERS`).
 
     If columns are named, a text file counts as a table.
 

@@ -1,4 +1,4 @@
-"""Options of data sets in other formats, which are converted to COCO captions files."""
+"""Options for converting data sets in other formats to COCO captions files."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class ColumnOptions:
     """Columns of a CSV or JSON Lines file."""
 
     file_column: Annotated[str, Shown("NAME")] | None = None
-    """Read the file names from this column. They are relative to the folder with the photos
-    (default: file, filename, file_name, image, image_name or path)."""
+    """Read the file names from this column (default: file, filename, file_name, image, image_name
+    or path). File names are relative to the folder with the photos."""
     caption_column: Annotated[str, Shown("NAME")] | None = None
     """Read the captions from this column (default: caption, text, sentence or comment)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetOptions(ColumnOptions):
-    """Convert captions from another format to COCO captions files.
+    """Convert captions from other formats to COCO captions files.
 
     The command writes one file per split: captions_train.json, captions_val.json and
     captions_test.json.
@@ -36,10 +36,10 @@ class DatasetOptions(ColumnOptions):
     output: Annotated[str, Shown("FOLDER", ("-o", "--output"))]
     """Write the COCO captions files to this folder."""
     layout: Layout = "auto"
-    """Set the format of the source. auto: detect it."""
+    """Set the format of the source. auto: detect the format."""
     images: Folder | None = None
-    """Look for the photos in this folder, to leave out captions of missing photos and to record the
-    sizes of all other photos."""
+    """Look for the photos in this folder. Captions of missing photos are left out, and the sizes of
+    the photos are recorded."""
     val: float = 0.1
     """Use this fraction of the training photos for validation, if the source has no validation
     photos."""
@@ -49,7 +49,7 @@ class DatasetOptions(ColumnOptions):
     seed: int = 0
     """Set the random seed of the split."""
     first_id: int = 1
-    """Number photos without ids from this image id on. Files that are trained on together must not
-    share ids."""
+    """Number photos without ids from this image id upwards. Files that are used together for
+    training must not share ids."""
     force: bool = False
     """Overwrite existing files."""

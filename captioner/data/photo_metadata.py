@@ -1,4 +1,4 @@
-"""The description in a photo file, read, set and removed by captioner or the program exiftool.
+"""Functions that read, set and remove the description in a photo file.
 
 JPEG, PNG, WebP and TIFF are edited by `captioner.data.metadata`. For other formats, such as HEIC
 and AVIF, exiftool writes the XMP packet, because no maintained library does this without encoding
@@ -29,14 +29,14 @@ from captioner.errors import ConfigError, DataError
 
 
 class NotEditableError(DataError):
-    """A photo's format cannot have a description."""
+    """An error for a photo in a format that cannot store a description."""
 
 
 def find_in_photo(photo: Path, *, exiftool: bool) -> Found:
     """Return the description in a photo.
 
     Raises:
-        NotEditableError: The format cannot have a description.
+        NotEditableError: The format cannot store a description.
     """
     data = _readable(photo, exiftool=exiftool)
     return find_in_sidecar(_packet(photo)) if data is None else find_embedded(data)
@@ -45,7 +45,7 @@ def find_in_photo(photo: Path, *, exiftool: bool) -> Found:
 def with_description(
     photo: Path, text: str, keywords: Sequence[str], mark: Mark | None, *, exiftool: bool
 ) -> bytes:
-    """Return a photo file with this description; see `embed_description`."""
+    """Return a photo file with this description, as in `embed_description`."""
     data = _readable(photo, exiftool=exiftool)
     if data is not None:
         return embed_description(data, text, keywords, mark=mark)
@@ -64,7 +64,7 @@ def require_exiftool() -> None:
     """Check that the program exiftool is installed.
 
     Raises:
-        ConfigError: It is not installed.
+        ConfigError: The program is not installed.
     """
     if shutil.which("exiftool") is None:
         raise ConfigError(
@@ -74,7 +74,7 @@ def require_exiftool() -> None:
 
 
 def _readable(photo: Path, *, exiftool: bool) -> bytes | None:
-    """Return the data of a file that captioner edits, or None if exiftool has to edit it."""
+    """Return the data of a file that captioner edits, or None if exiftool has to do so."""
     data = b"" if photo.is_fifo() else photo.read_bytes()
     if format_by_name(photo) is RAW:
         raise NotEditableError("camera RAW files are never changed; use --sidecar xmp")
@@ -93,7 +93,7 @@ def _packet(photo: Path) -> bytes:
 
 
 def _with_packet(photo: Path, packet: bytes | None) -> bytes:
-    """Return a photo with this XMP packet, or without XMP if it is None."""
+    """Return a photo with this XMP packet, or without XMP if the packet is None."""
     with tempfile.TemporaryDirectory(prefix="captioner-") as folder:
         # exiftool expands % in names of files that it writes.
         suffix = photo.suffix if photo.suffix[1:].isalnum() else ""

@@ -1,4 +1,4 @@
-"""Pixels as 8-bit RGB, from NumPy arrays and from Pillow's images of any mode and size."""
+"""Conversion of NumPy arrays and Pillow images of any mode to 8-bit RGB."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from captioner.errors import NotAnImageError
 
 _LAYOUT = "(H, W, 3) for RGB with the channels last, (H, W, 4) for RGBA, or (H, W) for grey values"
 _16_BIT = {"PNG", "PPM"}
-"""Formats of which Pillow reads 16-bit values in its 32-bit mode."""
+"""Formats whose 16-bit values Pillow reads in its 32-bit mode."""
 _STRIP = 256
-"""Rows that are scaled together: float64 takes 8 times the memory."""
+"""Number of rows to scale at a time, because float64 takes 8 times the memory."""
 
 
 def image_from_array(array: NDArray[Any]) -> Image.Image:
@@ -136,7 +136,7 @@ def _to_8_bit(image: Image.Image) -> NDArray[np.uint8]:
 
 
 def _mostly_in_unit_range(finite: NDArray[Any]) -> bool:
-    """Return whether floats are from 0 to 1. At most a tenth of them may be brighter highlights."""
+    """Return whether floats are from 0 to 1, except at most a tenth (brighter highlights)."""
     if finite.size == 0:
         return False
     dark, bright = np.quantile(finite[:: max(1, finite.size // 100_000)], (0.1, 0.9))

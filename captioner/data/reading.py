@@ -1,4 +1,4 @@
-"""Reading photos ahead in threads, in batches, and with a progress bar."""
+"""Helpers that read photos ahead in threads, in batches, and with a progress bar."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_ahead(
 ) -> Generator[R, None, None]:
     """Call a function on items in threads that run ahead of the consumer, like ``map``.
 
-    Results keep their order. An exception is raised at the place of its result. At most ``ahead``
+    Results keep their order. An exception is raised in place of its result. At most ``ahead``
     calls are in flight, including the call that the consumer waits for. Items are consumed only as
     needed. Closing the generator cancels the calls that have not started.
     """
@@ -51,7 +51,7 @@ def read_batches(
     """Call a function on items, such as photos, and yield the results in batches.
 
     While a batch is used, the next batch is read. If the function raises an ``ImageError``, the
-    error is the result of the item. The last batch may be smaller than ``size``. See also
+    error becomes the result of the item. The last batch may be smaller than ``size``. See also
     `read_ahead`.
     """
 
@@ -70,7 +70,7 @@ def photo_bar(photos: Iterable[Any] | None = None, *, shown: bool = True, **opti
     """Return a progress bar of photos on standard error, which is shown only on a terminal.
 
     Args:
-        photos: Photos to iterate over. Without them, the caller calls ``update``.
+        photos: Photos to iterate over. If they are None, the caller has to call ``update``.
         shown: Show the bar.
         **options: Options of tqdm.
     """

@@ -1,4 +1,4 @@
-"""The source of a run's batches: photos, or a cache of their features.
+"""Sources of training batches: photo files, or a cache of their features.
 
 Both sources yield the same photos in the same order, and can start at any batch of an epoch. A
 photo's captions and flip depend only on seed, epoch and photo. Nothing depends on the number of
@@ -28,10 +28,10 @@ from captioner.options import TrainConfig
 
 @dataclass
 class PhotoSource:
-    """Photos from their files, or their features from a cache, which a thread reads ahead.
+    """A source of batches with photos from files, or with features from a cache.
 
-    Each process takes its share of each batch. A batch therefore contains the same photos for any
-    number of processes.
+    A thread reads the cached features ahead. Each process takes its share of each batch. A batch
+    therefore contains the same photos for any number of processes.
     """
 
     reader: PhotoReader
@@ -63,7 +63,7 @@ class PhotoSource:
                 yield replace(batch, step=first + number)
 
     def _shares(self, epoch: int, start: int) -> Iterator[list[tuple[int, Example]]]:
-        """Yield this process's photos of every batch from ``start``, each with its epoch."""
+        """Yield this process's share of every batch from ``start``: photos with their epoch."""
         lengths = [[len(words) for words in photo.tokens] for photo in self.photos]
         batches = epoch_batches(
             lengths, self.batch_size, seed=self.reader.seed, epoch=epoch, bucket=self.bucket
@@ -87,7 +87,7 @@ class PhotoSource:
 def epoch_batches(
     lengths: Sequence[Sequence[int]], batch_size: int, *, seed: int, epoch: int, bucket: int = 1
 ) -> list[list[int]]:
-    """Return batches of the photos' indices for all processes, shuffled by seed and epoch.
+    """Return the batches of an epoch as indices of photos, shuffled by seed and epoch.
 
     With ``bucket`` above 1, a batch contains photos with the same number of captions and similar
     ``lengths`` (words). For this, the photos of ``bucket`` consecutive batches in shuffled order
@@ -117,7 +117,7 @@ def open_source(
     rank: int = 0,
     world: int = 1,
 ) -> PhotoSource:
-    """Open the source of process ``rank`` of ``world``. With a cache, it yields features."""
+    """Return the source of process ``rank`` of ``world``. A cache makes it yield features."""
     data, batch_size = config.data, config.training.batch_size
     reader = PhotoReader(
         preprocessing,
@@ -136,7 +136,7 @@ def _load(
 ) -> Generator[Batch, None, None]:
     """Yield batches that worker processes decode ahead.
 
-    The workers end with the iteration. With 0 workers, this process decodes.
+    The workers end with the iteration. With 0 workers, this process decodes the photos.
 
     Workers ignore SIGTERM, so a leaked worker would keep the program from exiting. The traceback of
     an error keeps the loader's frames alive, and with them the workers. The frames are therefore
@@ -159,7 +159,7 @@ def _load(
 
 
 def without_text(share: list[tuple[int, Example]]) -> list[tuple[int, Example]]:
-    """Return photos and epochs without the text of captions, which workers do not need."""
+    """Drop the text of captions from photos with epochs, because workers do not need it."""
     return [(epoch, replace(photo, captions=())) for epoch, photo in share]
 
 

@@ -1,4 +1,4 @@
-"""Variants of a format that Pillow decodes wrongly or not at all, although the file is whole.
+"""Format variants that Pillow decodes wrongly or not at all, although the file is complete.
 
 A variant is recognized by the file's header, not by the look of its pixels. The variants were found
 by decoding a table of files with a second decoder (tests/unit/data/test_variants.py).
@@ -33,7 +33,7 @@ _UNSUPPORTED = re.compile(
     r"unknown (raw mode|pixel mode|\w+ mode|\w+ map depth|\w+ orientation)",
     re.IGNORECASE,
 )
-"""Messages of Pillow about a variant, rather than about damage."""
+"""Pillow's error messages about unsupported variants, as opposed to damaged files."""
 
 SAVE = "save the image as JPEG or PNG"
 
@@ -46,7 +46,7 @@ def unsupported(reason: str) -> bool:
 def wrong_tiff(image: Any) -> bool:
     """Return whether Pillow would decode an opened TIFF wrongly without an error.
 
-    Pillow does so for:
+    This happens for:
 
     - Samples in separate planes, if Pillow skips their last bytes (16 bits, not compressed), takes
       them for interleaved samples (grey or palette with alpha, CIELAB), or mixes them up (more than
@@ -108,5 +108,5 @@ def described_tiff(tags: Mapping[int, Any]) -> str:
 
 
 def unusual_compression(image: Any) -> bool:
-    """Return whether an opened TIFF has a compression that this libtiff may lack."""
+    """Return whether an opened TIFF has a compression that the installed libtiff may lack."""
     return image.format == "TIFF" and image.tag_v2.get(259, 1) not in _USUAL

@@ -18,18 +18,18 @@ from captioner.errors import ImageError
 from captioner.messages import clock
 
 MAX_PIXELS = 1 << 26
-"""Videos with larger frames are refused: a decoder holds dozens of frames."""
+"""Limit on the pixels of a video frame, because a decoder keeps dozens of frames in memory."""
 
 _NEW_SHOT = 0.3
 """FFmpeg's scene score, 0 to 1, from which a frame begins a new shot."""
 _SEEK = 10.0
-"""Interval from which the decoder skips to key frames (seconds)."""
+"""Shortest interval between frames at which the decoder skips to key frames (seconds)."""
 
 
 class Video:
-    """A video. Its frames can be read once, in order.
+    """A video with frames that can be read once, in order.
 
-    Damage affects only the frames that it hits. After the last frame, ``problem`` describes it.
+    Damaged frames are skipped. After the last frame, ``problem`` describes the damage.
     """
 
     def __init__(self, path: str | Path, every: float | None, min_side: int) -> None:
@@ -42,9 +42,9 @@ class Video:
         """
         self.path, self.every, self.min_side = path, every, min_side
         self.problem = ""
-        """What could not be read; a line that starts with the path."""
+        """One line about damage, starting with the path. Empty if all frames were read."""
         self.duration = 0.0
-        """By the header (seconds); 0: unknown."""
+        """Duration according to the header (seconds), or 0 if it is unknown."""
         self._end = self._read_to = 0.0  # end of the frames, and of the packets (seconds)
         self._damage = math.inf  # time of the first damage (seconds)
 
@@ -96,7 +96,7 @@ class Video:
         return container
 
     def _sampled(self) -> Iterator[tuple[float, Any]]:
-        """Yield the frame on the screen at each multiple of the interval, but no frame twice."""
+        """Yield the frame visible at each multiple of the interval, without repeated frames."""
         every = self.every or 1.0
         due, before, shown, seeking = 0.0, 0.0, None, every >= _SEEK
         for time, frame in self._decoded():

@@ -1,7 +1,7 @@
-"""Writes captions into photos, copies or sidecar files, and removes them.
+"""Functions that write captions into photos, copies or sidecar files, and remove captions.
 
-`write_caption`, `remove_caption` and `apply_captions` are the functions of the package for what
-``captioner caption --in-place``, ``--embed``, ``--sidecar`` and ``captioner apply`` do.
+`write_caption`, `remove_caption` and `apply_captions` are the Python counterparts of ``captioner
+caption`` with ``--in-place``, ``--embed`` or ``--sidecar``, and of ``captioner apply``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 _FLAG = re.compile(
     r"--([a-z]+(?:-[a-z]+)*)(?: (txt|xmp|skip|replace-own|replace|append|prepend|photo\.jpg\.xmp))?"
 )
-"""An option as the command line spells it, with its value if that is a choice."""
+"""An option in its command line spelling, with its value if the option is a choice."""
 
 
 # --- functions of the package ---------------------------------------------------------------------
@@ -57,24 +57,24 @@ def write_caption(
     """Write a caption into a photo, into a copy of the photo, or into a file next to it.
 
     The file is replaced atomically, and a photo keeps its modification time. A `Caption` is marked
-    as captioner's, so that it can be replaced or removed later. A text counts as written by a
+    as captioner's, so that it can be replaced or removed later. Plain text counts as written by a
     person.
 
     Args:
         photo: The path of the photo.
-        caption: The caption, with its keywords and confidence if it has them; or a text.
-        keywords: Keywords to add to those of the caption.
+        caption: A `Caption`, with its keywords and confidence if it has them, or plain text.
+        keywords: Keywords to add to the caption's own keywords.
         force: Replace an existing caption, whoever wrote it.
-        **options: The place, which is one of ``in_place=True``, ``embed="folder"`` for a copy, and
-            ``sidecar="xmp"`` or ``"txt"``. The other options are ``existing``, ``exiftool``,
-            ``sidecar_name``, ``prefix`` and ``suffix``; they work as on the command line.
+        **options: The destination: ``in_place=True``, ``embed="folder"`` for a copy, or
+            ``sidecar="xmp"`` or ``"txt"``. The options ``existing``, ``exiftool``,
+            ``sidecar_name``, ``prefix`` and ``suffix`` work as on the command line.
 
     Returns:
         The file that was written, or None if ``existing`` kept the caption that the photo had.
 
     Raises:
         ConfigError: The photo already has a caption, or the options are invalid.
-        DataError: The photo cannot be read, or its format cannot hold a caption.
+        DataError: The photo cannot be read, or its format cannot store a caption.
         OSError: The disk is full or read-only.
     """
     path, row = Path(photo), _row(caption, keywords)
@@ -134,9 +134,9 @@ def apply_captions(
     Args:
         captions: A CSV or JSON Lines file with the columns ``image`` and ``caption``.
         images: Folder of the photos (default: the folder of the table, or the current folder).
-            Names that lead out of it are not accepted.
+            Names that lead outside this folder are rejected.
         force: Replace the captions that photos have.
-        **options: The place and the other options, as in `write_caption`; also ``file_column`` and
+        **options: The options of `write_caption`, and the names of columns in ``file_column`` and
             ``caption_column``.
 
     Raises:
@@ -152,7 +152,7 @@ def apply_captions(
 
 
 def _row(caption: Caption | str, keywords: Sequence[str]) -> dict[str, Any]:
-    """Return a caption in the form that a store writes."""
+    """Return a caption as a row that `Store.write_all` accepts."""
     if isinstance(caption, str):
         data: dict[str, Any] = {"text": caption}
     elif isinstance(caption, Caption):
@@ -184,7 +184,7 @@ def _store(options: dict[str, Any], *, force: bool) -> Store:
 
 @contextmanager
 def _python_spelling() -> Iterator[None]:
-    """Let errors of the block spell options as Python does."""
+    """Use Python's spelling of options in the errors that the block raises."""
     try:
         yield
     except CaptionerError as error:
@@ -215,9 +215,9 @@ def apply_table(
     """Write every caption of a table for a photo that exists.
 
     Args:
-        store: The place for the captions.
-        table: A CSV or JSON Lines file. Of several captions of a photo, the first is written.
-        images: Folder of the photos; None selects the folder of the table or the current folder.
+        store: The destination of the captions.
+        table: A CSV or JSON Lines file. Only the first caption of each photo is written.
+        images: Folder of the photos. None selects the table's folder or the current folder.
         columns: Names of the columns.
 
     Yields:
@@ -280,7 +280,7 @@ def remove_captions(
 
 
 def _photos(names: Iterable[str]) -> Iterator[Path]:
-    """Yield photos in order, replacing a folder by its photos and subfolders."""
+    """Yield photos in order. Replace each folder by the photos in it and its subfolders."""
     for name in names:
         if not Path(name).is_dir():
             yield Path(name)

@@ -1,11 +1,12 @@
-"""Description, keywords and authorship in XMP packets and sidecar files.
+"""Functions for the description, keywords and authorship in XMP packets and sidecar files.
 
     dc:description             a language alternative; the caption is its default text
     dc:subject                 a bag of keywords
     photoshop:CaptionWriter    "captioner 0.2.0", if captioner wrote the caption itself
     captioner:Version, ...     version, confidence, a digest of the caption, and the keywords added
 
-All else in a packet is kept (`captioner.data.xmp_packet`). A damaged packet raises a DataError.
+Everything else in a packet is kept (see `captioner.data.xmp_packet`). A damaged packet raises a
+DataError.
 
 Sources: XMP Specification Part 1 (2012), 8.3 (Dublin Core), and Part 2, 3.2 (Photoshop).
 """
@@ -46,13 +47,13 @@ _VERSION, _CONFIDENCE, _DIGEST, _ADDED = (
 _MARKS = (_VERSION, _CONFIDENCE, _DIGEST, _ADDED)
 
 WRITER = f"captioner {__version__}"
-"""The name of the description's writer."""
+"""The name that captioner writes as the author of a description."""
 
 _PADDING = re.compile(rb"\s+(?=<\?xpacket\s+end)")
 
 
 class Mark(NamedTuple):
-    """The mark of a caption that captioner wrote itself."""
+    """A mark that captioner wrote a caption itself."""
 
     confidence: float | None = None
 
@@ -100,7 +101,7 @@ def set_description(
         text: The description.
         keywords: The keywords to add.
         mark: The mark of a caption that captioner wrote. None if a person wrote it.
-        known: Keywords that the photo has elsewhere. They are added, but not marked as added.
+        known: Keywords that the photo has outside the packet. They are not marked as added.
     """
 
     def edit(body: bytes) -> bytes:
@@ -132,8 +133,8 @@ def set_description(
 def remove_own(packet: bytes) -> bytes | None:
     """Return a packet without the description and keywords that captioner wrote.
 
-    Texts by people are kept, including a caption that a person has changed. If nothing else is in
-    the packet, the result is None.
+    Texts by people are kept, including a caption that a person has changed. If the packet
+    contains nothing else, the result is None.
     """
     found = find_description(packet)
     if not found.own:
@@ -159,19 +160,19 @@ def remove_own(packet: bytes) -> bytes | None:
 
 
 def to_edit(packets: Sequence[bytes]) -> list[int]:
-    """Return the packets of a file to edit: all with a description, or else the first."""
+    """Return the indices of the packets with a description, or else of the first packet."""
     found = [n for n, packet in enumerate(packets) if find_description(packet).text]
     filled = [n for n, packet in enumerate(packets) if opened_packet(packet).body]
     return found or filled[:1] or [n for n, _ in enumerate(packets)][:1]
 
 
 def without_padding(packet: bytes) -> bytes:
-    """Return a packet without the space that it reserves for longer texts."""
+    """Return a packet without its padding, the white space reserved for later edits."""
     return _PADDING.sub(b"\n", packet)
 
 
 def new_keywords(old: Iterable[str], keywords: Iterable[str]) -> list[str]:
-    """Return each keyword that is not among the old ones once. Case does not matter."""
+    """Return the keywords that are not in ``old``, without duplicates. Case is ignored."""
     known = {word.casefold() for word in old}
     new = {word.casefold(): word for word in keywords}
     return [word for folded, word in new.items() if folded not in known]

@@ -1,11 +1,11 @@
-"""XMP packets in PNG, WebP and TIFF files.
+"""Functions that read and edit the XMP packets in PNG, WebP and TIFF files.
 
     PNG     an iTXt chunk; packets in other text chunks, as ImageMagick writes them, move into it
     WebP    the chunk "XMP ", and its flag in the chunk VP8X, which is added where it is missing
     TIFF    the tag 700; the changed directory and the packet are appended, so that nothing moves
 
 In PNG and WebP, every other byte is kept. In TIFF, every byte is kept except the address of the
-first directory. Most camera RAW has the form of TIFF, and is rejected.
+first directory. Most camera RAW files have the structure of TIFF. They are rejected.
 
 Sources: XMP Specification Part 3, 1.1.5 (PNG) and 1.1.8 (TIFF); RFC 9649 (WebP); TIFF 6.0; the
 BigTIFF design of libtiff; ImageMagick's "Raw profile type xmp".
@@ -23,7 +23,8 @@ from captioner.data import iptc, xmp
 from captioner.errors import DataError
 
 EditPacket = Callable[[bytes | None], bytes | None]
-"""A function of a packet, None without one, that returns it edited; None to remove it."""
+"""Function that edits a packet. It receives None if the file has no packet, and it returns None to
+remove the packet."""
 
 _DAMAGED = "the {} is damaged; copy or download the file again"
 _LARGEST_XMP = 1 << 24  # bytes of a compressed packet, once expanded
@@ -42,7 +43,7 @@ def _replaced(
 ) -> bytes:
     """Return a file with edited packets.
 
-    ``edit`` returns a packet together with its chunk.
+    ``edit`` returns an edited packet as a whole chunk. A new chunk is inserted at ``otherwise``.
     """
     chosen = [places[n] for n in xmp.to_edit([one.packet for one in places])]
     for one in reversed(chosen):
@@ -105,7 +106,7 @@ def _png_text(kind: bytes, content: bytes) -> bytes:
 
 
 def _raw_profile(text: bytes) -> bytes:
-    """Return a profile from the form that ImageMagick writes: name, size, hexadecimal numbers."""
+    """Decode a profile as ImageMagick writes it: a name, a size and hexadecimal digits."""
     try:
         return bytes.fromhex(text.split(None, 2)[2].decode())
     except (IndexError, ValueError) as error:
@@ -170,7 +171,7 @@ def _webp_chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def _webp_header(data: bytes) -> bytes:
-    """Return the chunk VP8X for a file that contains only a picture."""
+    """Return a chunk VP8X with the picture's size, for a file that lacks this chunk."""
     kind, _, begin, _ = next(_webp_chunks(data), (b"", 0, 0, 0))
     if kind == b"VP8L":
         bits = int.from_bytes(data[begin + 1 : begin + 5], "little")
@@ -216,7 +217,7 @@ def tiff_packets(data: bytes) -> list[bytes]:
 
 
 def tiff_captions(data: bytes) -> list[str]:
-    """Return the IPTC captions of a TIFF file, without damaged data."""
+    """Return the IPTC captions of a TIFF file. Damaged IPTC data is ignored."""
     directory, found = _directory(data), []
     for tag, read in ((_IPTC_TAG, iptc.texts), (_PHOTOSHOP_TAG, _resource_captions)):
         try:
@@ -227,7 +228,7 @@ def tiff_captions(data: bytes) -> list[str]:
 
 
 def is_raw_tiff(data: bytes) -> bool:
-    """Return whether a TIFF file is camera RAW, which programs read in their own ways."""
+    """Return whether a TIFF file is camera RAW."""
     directory = _directory(data)
     reduced = _tiff_value(data, directory, _REDUCED)
     sub_image = bool(reduced) and any(reduced) and _SUB_IFDS in directory.entries
@@ -283,7 +284,7 @@ def _directory(data: bytes) -> _Directory:
 
 
 def _tiff_value(data: bytes, directory: _Directory, tag: int) -> bytes:
-    """Return the bytes of a tag. They are empty if the tag is missing."""
+    """Return the value of a tag as bytes, or empty bytes if the tag is missing."""
     if (entry := directory.entries.get(tag)) is None:
         return b""
     (kind,) = struct.unpack_from(f"{directory.order}H", entry, 2)

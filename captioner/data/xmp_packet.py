@@ -1,4 +1,4 @@
-"""XMP packets as text. Their properties are found by expat and edited in place.
+"""Functions that edit XMP packets as text. The parser expat finds the properties to edit.
 
 Everything that is not edited keeps its bytes: prefixes, comments, padding, bytes around the XML and
 the properties of other programs. Packets in UTF-16 are edited in UTF-8 and encoded again.
@@ -22,7 +22,7 @@ _META = "adobe:ns:meta/ xmpmeta"
 _ROOT, _RESOURCE, _ABOUT = f"{_RDF} RDF", f"{_RDF} Description", f"{_RDF} about"
 
 Property = tuple[str, str]
-"""Namespace and name with a prefix."""
+"""Namespace and prefixed name of a property, such as ``dc:subject``."""
 
 _EMPTY = """\
 <?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
@@ -33,7 +33,7 @@ _EMPTY = """\
 <?xpacket end="w"?>
 """
 _DEPTH = 100
-"""Elements within elements; photo programs write about 10."""
+"""Limit on nested elements. Photo programs nest about 10."""
 _TAG = re.compile(rb"""<(?:[^>"']|"[^"]*"|'[^']*')*>""")
 _ENCODINGS = (
     (re.compile(rb"\xff\xfe(?!\0\0)|(?:\s\0)*<\0"), "utf-16-le"),
@@ -69,7 +69,7 @@ def opened_packet(packet: bytes) -> Opened:
 
 
 def edited_packet(packet: bytes | None, edit: Callable[[bytes], bytes]) -> bytes | None:
-    """Return a packet after an edit of its XML, or None if nothing is left in it.
+    """Return a packet after an edit of its XML, or None if the edit leaves nothing.
 
     None and a packet without XML are edited as a new packet.
     """
@@ -99,10 +99,10 @@ def rdf_bag(words: Iterable[str]) -> bytes:
 
 
 def with_properties(body: bytes, new: dict[Property, bytes]) -> bytes:
-    """Return a packet with these properties of the photo, as content by property.
+    """Return a packet with new content for these properties of the photo.
 
-    Empty content removes the property. An existing property is replaced in its place, and an
-    attribute becomes an element. New properties are added at the end, in an element of their own.
+    Empty content removes a property. An existing property is replaced in its place, and an
+    attribute becomes an element. New properties are added at the end, in a separate element.
     """
     elements, edits, added = parse_packet(body), [], b""
     for prop, content in new.items():
@@ -132,7 +132,7 @@ def _element(prop: Property, content: bytes) -> bytes:
 
 
 def without_empty_resources(body: bytes) -> bytes:
-    """Return a packet without the ``rdf:Description`` elements that describe nothing."""
+    """Return a packet without empty ``rdf:Description`` elements."""
     elements = parse_packet(body)
     for one in reversed(resources_of(elements)):
         inside = any(
@@ -148,10 +148,11 @@ class Element(NamedTuple):
     """An element of a packet, with the position of its bytes."""
 
     path: tuple[str, ...]
-    """Names from the root to this element. Each is namespace, space, local name."""
+    """Names of the elements from the root to this element. Each name consists of the namespace, a
+    space and the local name."""
     attributes: dict[str, str]
     prefixes: dict[str, str]
-    """Prefixes of the attributes that have one."""
+    """Prefix of each attribute, or an empty text for an attribute without a prefix."""
     text: str
     """The element's own text, without the text of elements in it."""
     start: int
@@ -161,7 +162,7 @@ class Element(NamedTuple):
 
     @property
     def language(self) -> str:
-        """The value of ``xml:lang``; empty if it is missing."""
+        """The value of ``xml:lang``, or an empty text if it is missing."""
         return self.attributes.get(f"{_XML} lang", "")
 
     def attribute(self, body: bytes, name: str) -> tuple[int, int] | None:
@@ -188,12 +189,12 @@ def full_name(prop: Property) -> str:
 
 
 def _path(prop: Property) -> tuple[str, str, str]:
-    """Return the path of a property of the photo itself, not of a part of the photo."""
+    """Return the end of the path of a property that describes the whole photo."""
     return _ROOT, _RESOURCE, full_name(prop)
 
 
 def resources_of(elements: Iterable[Element]) -> list[Element]:
-    """Return the ``rdf:Description`` elements of the photo itself."""
+    """Return the ``rdf:Description`` elements that describe the whole photo."""
     return [one for one in elements if one.path[-2:] == (_ROOT, _RESOURCE)]
 
 
@@ -211,7 +212,7 @@ def texts_of(elements: Sequence[Element], prop: Property) -> list[str]:
 
 
 def parse_packet(body: bytes) -> list[Element]:
-    """Return the elements of a packet, in the order of their ends.
+    """Return the elements of a packet, in the order of their end tags.
 
     The result is empty if the packet describes nothing.
     """

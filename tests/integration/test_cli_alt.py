@@ -119,7 +119,7 @@ def test_tables_of_strangers_stay_in_the_site(alt) -> None:
     code, _, err = alt("--apply", "alt.csv")
     assert (code, len(err.splitlines())) == (FAILED, len(names) + 2)
     assert all(f"/{name}: ".replace("//", "/") in err for name in names)
-    assert "reviewed is 'maybe'" in err
+    assert "the column 'reviewed' has 'maybe'" in err
     assert Path("site/good.html").read_text() == '<img alt="A dog" src=a.png>'
     assert Path("outside.html").read_text() == Path("site/text.txt").read_text()
 

@@ -74,7 +74,7 @@ def test_what_cannot_be_written_is_one_line_each(capsys) -> None:
     assert code == FAILED
     assert Path("holiday/a.txt").read_text() == "one\n"
     assert not Path("holiday/b.txt").exists()
-    names = ("without a caption", "gone.jpg", "holiday/sub/a.txt", "1 caption written")
+    names = ("the caption is missing", "gone.jpg", "holiday/sub/a.txt", "1 caption written")
     assert all(name in line for name, line in zip(names, lines, strict=True))
 
     Path("self.csv").write_text(
