@@ -6,7 +6,7 @@
     kaggle      captions.txt of Kaggle's Flickr8k (``image,caption``)             none
     csv         table with the columns file, caption and split                    optional
     jsonl       JSON Lines with the fields file, caption and split                optional
-    json        JSON list with these fields (BLIP, LAVIS), or captions by file    optional
+    json        list of such objects (BLIP, LAVIS), or captions by file name      optional
     imagefolder Hugging Face's image folder with metadata.jsonl or metadata.csv   optional
     pairs       folder of photos, each with its captions in a text file           none
     coco        COCO captions file                                                none
@@ -91,9 +91,7 @@ def _read_coco(path: Path, _: ColumnOptions) -> Iterator[tuple[str, Example]]:
 
 
 def _read_karpathy(path: Path, _: ColumnOptions) -> Iterator[tuple[str, Example]]:
-    """Read the splits of Karpathy and Fei-Fei (2015). As usual, ``restval`` is used for
-    training.
-    """
+    """Read the splits of Karpathy and Fei-Fei (2015). Add ``restval`` to the training split."""
     for number, image in enumerate(read_json(path).get("images") or [None]):
         where = f"{path}: images[{number}]"
         try:
