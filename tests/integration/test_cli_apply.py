@@ -91,7 +91,7 @@ def test_what_cannot_be_written_is_one_line_each(capsys) -> None:
 
     code, (_, line) = run("--in-place")  # the rows are of photos in another folder
     assert code == FAILED
-    assert "use --images" in line
+    assert "set --images to the folder" in line
     assert run()[0] == USAGE
 
 

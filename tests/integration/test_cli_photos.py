@@ -85,7 +85,7 @@ def test_photos_that_cannot_be_decoded_make_the_command_fail(folder, caption, mo
         " skipped 2 photos (2 .heic)",
         " skipped 3 photos (2 .nef, 1 .cr2)",
     ]
-    assert any(note.endswith("JPEG XL is not supported; convert it to JPEG") for note in notes)
+    assert any(note.endswith("XL is not supported; convert the photo to JPEG") for note in notes)
 
 
 def test_a_pipe_costs_no_photo(folder, caption):
