@@ -202,14 +202,14 @@ class Store:
         return text
 
     def _bare(self, text: str) -> str:
-        """Remove the prefix and the suffix from a text."""
+        """Remove the prefix and the suffix from the text of a file."""
         prefix, suffix = (s.strip(" ,") for s in (self.options.prefix, self.options.suffix))
         text = re.sub(rf"^{re.escape(prefix)}(?!\w)", "", text.strip(" ,\r\n"))
         before = r"\b" if suffix[:1].isalnum() else ""
         return re.sub(rf"{before}{re.escape(suffix)}$", "", text.strip(" ,")).strip(" ,")
 
     def finished(self) -> str:
-        """Return the number of captions written, as a message for an interrupted run.
+        """Return a message with the number of finished captions, for an interrupted run.
 
         The message is empty if a second run would start over, because it would replace existing
         captions.

@@ -207,9 +207,9 @@ _BYTE = re.compile(r"\\udc([89a-f][0-9a-f])")
 class NamedFiles:
     """The files below a folder, found by their names in a table or an annotations file.
 
-    A name in the table may differ from the name on disk in its Unicode form (Macs write NFD), in
-    the white space around it, and in the spelling of bytes that are not UTF-8. Each folder is
-    listed only once. This is faster than a system call per photo.
+    A name in the table may use a different Unicode form than the name on disk, because Macs write
+    NFD. White space around the name and the spelling of invalid UTF-8 bytes may also differ. Each
+    folder is listed only once. This is faster than a system call per photo.
     """
 
     def __init__(self, folder: Path) -> None:

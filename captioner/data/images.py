@@ -315,7 +315,7 @@ def _plain(image: Image.Image) -> Image.Image:
 def _identify(
     file: BinaryIO, max_pixels: int, formats: tuple[str, ...] | None = None, name: str = ""
 ) -> Image.Image:
-    """Read the header of an image, and reject unsupported and too large files.
+    """Read the header of an image. Reject files that are unsupported or too large.
 
     For camera RAW, the header of the preview is read. ``name`` is the name of the file. Some camera
     RAW files can be recognized only by their name.
@@ -530,7 +530,7 @@ def _is_raw(tags: Mapping[int, Any], name: str) -> bool:
 
 
 def _raw_preview(file: BinaryIO) -> BinaryIO:
-    """Return the largest preview of a camera RAW file, a JPEG file with its EXIF orientation."""
+    """Return the largest preview in a camera RAW file, as a JPEG file with EXIF orientation."""
     import rawpy
 
     if file.seek(0, os.SEEK_END) > MAX_STREAM_BYTES:  # all bytes are read

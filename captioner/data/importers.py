@@ -295,7 +295,9 @@ def _row(where: str, record: dict[str, Any], columns: ColumnOptions) -> Example:
     except ValueError as error:
         raise DataError(f"{where}: the caption {error}; use text or a list of texts") from error
     if not isinstance(name, str):
-        raise DataError(f"{where}: the file name {name!r:.60} is not text; put it in quotes")
+        raise DataError(
+            f"{where}: the file name {name!r:.60} is not text; put quotes around the name"
+        )
     return _example(name, texts, _split(where, record.get("split")))
 
 

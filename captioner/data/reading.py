@@ -67,7 +67,7 @@ def read_batches(
 
 
 def photo_bar(photos: Iterable[Any] | None = None, *, shown: bool = True, **options: Any) -> Any:
-    """Return a progress bar of photos on standard error, which is shown only on a terminal.
+    """Return a progress bar of photos. It is shown on standard error, if that is a terminal.
 
     Args:
         photos: Photos to iterate over. If they are None, the caller has to call ``update``.

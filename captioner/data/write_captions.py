@@ -212,7 +212,7 @@ def _in_python(message: str) -> str:
 def apply_table(
     store: Store, table: str, images: str | None, columns: ColumnOptions
 ) -> Iterator[str]:
-    """Write every caption of a table for a photo that exists.
+    """Write the captions of a table for the photos that exist.
 
     Args:
         store: The destination of the captions.
@@ -257,7 +257,7 @@ class Removed(NamedTuple):
 def remove_captions(
     names: Iterable[str], *, exiftool: bool, report: Callable[[str], None]
 ) -> Removed:
-    """Remove captioner's captions from photos and from the photos of folders.
+    """Remove the captions that captioner wrote from photos and from all photos in folders.
 
     Args:
         names: Photos, and folders with their subfolders.

@@ -93,11 +93,11 @@ def set_description(
 ) -> bytes:
     """Return a packet or sidecar file with this default description.
 
-    Descriptions in other languages are kept. Keywords are added to the packet's own keywords, each
-    once, and case does not matter.
+    Descriptions in other languages are kept. Keywords are added if the packet does not contain them
+    yet, ignoring case.
 
     Args:
-        packet: The packet. None and an empty packet result in a new packet.
+        packet: The packet. If it is None or empty, a new packet is made.
         text: The description.
         keywords: The keywords to add.
         mark: The mark of a caption that captioner wrote. None if a person wrote it.

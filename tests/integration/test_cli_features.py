@@ -128,7 +128,7 @@ def test_the_folder_is_that_of_the_plain_command(prepared, command, on_ray, tmp_
 
     assert code == FAILED, err
     [warning] = [line for line in err.splitlines() if "skipped" in line]
-    assert "2.png: not a supported image" in warning
+    assert "2.png: the file is not a supported image" in warning
     assert contents_of(tmp_path / "ray") == contents_of(tmp_path / "plain")
 
 

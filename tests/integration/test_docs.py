@@ -151,7 +151,7 @@ def test_python_page_runs(tiny, training_settings, tmp_path, monkeypatch, capfd)
         run_example(example, f"docs/python.md, example {number}", names)
 
     out = capfd.readouterr().out
-    assert "3.jpg: not a supported image" in out
+    assert "3.jpg: the file is not a supported image" in out
     assert re.search(r"^CIDEr \d+\.\d in epoch [12]: runs/mine/best$", out, flags=re.MULTILINE)
     assert (tmp_path / "runs/patches/best").is_dir()
 

@@ -88,7 +88,7 @@ def test_evaluate_raises_image_errors(tiny, tmp_path) -> None:
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "2.png").write_text("no photo")
 
-    with pytest.raises(ImageError, match=r"2\.png: not a supported image"):
+    with pytest.raises(ImageError, match=r"2\.png: the file is not a supported image"):
         captioner.evaluate(annotations=tiny.captions, images=tmp_path, model=tiny.model)
 
 
