@@ -1,11 +1,11 @@
 """Array functions that work for both torch and NumPy, so that the search is written only once.
 
 Operators and indexing are the same in both libraries. All other functions come from the Python
-array API standard (https://data-apis.org/array-api). The package ``array-api-compat`` provides them
-for both libraries under the same names, and importing the package does not import torch.
+array API standard (https://data-apis.org/array-api). The package ``array-api-compat`` provides
+these functions for both libraries under the same names. Importing it does not import torch.
 
-NumPy 2.1 and later has these functions itself. Commands then start 0.1 seconds faster, because they
-do not import ``array_api_compat.numpy``.
+NumPy 2.1 and later contains these functions itself, so ``array_api_compat.numpy`` is not imported.
+Without this import, commands start 0.1 seconds faster.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Array: TypeAlias = Any
 
 
 NUMPY: Any = np if hasattr(np, "cumulative_sum") else import_module("array_api_compat.numpy")
-"""Namespace with the functions of the standard for NumPy arrays."""
+"""Namespace with the array API functions for NumPy arrays."""
 
 
 def namespace(*arrays: Array) -> Any:
-    """Return the namespace with the array API functions for arrays of one library."""
+    """Return the namespace with the array API functions for the library of these arrays."""
     if isinstance(arrays[0], np.ndarray):
         return NUMPY
     return array_api_compat.array_namespace(*arrays)
@@ -39,22 +39,22 @@ def namespace(*arrays: Array) -> Any:
 def argsort(values: Array, axis: int) -> Array:
     """Return the indices that sort values from largest to smallest.
 
-    Equal values keep their order. The values are negated because NumPy lacks the standard's
-    argument ``descending``.
+    Equal values keep their order. The values are negated, because NumPy does not support the
+    argument ``descending`` of the standard.
     """
     return namespace(values).argsort(-values, axis=axis, stable=True)
 
 
 def on_device(values: Any, dtype: Any, xp: Any, device: Any) -> Array:
-    """Copy values to a device as an array, without waiting for the work that is queued there."""
+    """Copy values to a device as an array, without waiting for work that the device has queued."""
     array = xp.asarray(values, dtype=dtype)
     return array if isinstance(array, np.ndarray) else upload(array, device)
 
 
 def to_numpy(array: Array) -> NDArray[Any]:
-    """Return an array as a NumPy array, copied only if it is not on the CPU.
+    """Convert an array to a NumPy array. Arrays on the CPU are not copied.
 
-    bfloat16, which NumPy lacks, becomes float32.
+    NumPy does not support bfloat16, so bfloat16 becomes float32.
     """
     if isinstance(array, np.ndarray):
         return array
@@ -66,7 +66,7 @@ def to_numpy(array: Array) -> NDArray[Any]:
 def top_k(values: Array, count: int) -> tuple[Array, Array]:
     """Return the largest values of every row and their indices, largest first, (..., count).
 
-    If values are equal, it is undefined which of them is returned.
+    The order of equal values is undefined, and so is the choice between them.
     """
     if not isinstance(values, np.ndarray):
         found = values.topk(count, dim=-1)
@@ -87,7 +87,7 @@ def log_sum_exp(scores: Array, axis: int = -1) -> Array:
 
 
 def normalized(scores: Array) -> Array:
-    """Turn scores (..., V) into log-probabilities, as a log-softmax does. -inf stays -inf."""
+    """Convert scores, (..., V), to log-probabilities with a log-softmax. -inf stays -inf."""
     xp = namespace(scores)
     total = log_sum_exp(scores)[..., None]
     return scores - xp.where(total == -xp.inf, 0.0, total)
@@ -100,7 +100,7 @@ def mean(arrays: Sequence[Array]) -> Array:
 
 
 def mean_probability(log_probs: Sequence[Array]) -> Array:
-    """Return the log of the mean of probability arrays, which are passed as log-probabilities."""
+    """Return the logarithm of the mean probability, from arrays of log-probabilities."""
     if len(log_probs) == 1:
         return log_probs[0]
     stacked = namespace(*log_probs).stack(list(log_probs))

@@ -1,4 +1,4 @@
-"""Ranking of the captions that were found for a photo by how much they agree with each other."""
+"""Consensus ranking: order a photo's candidate captions by how well they agree with each other."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ def by_consensus(
     rarity: Sequence[float] = (),
     rare_words: float = 0.0,
 ) -> list[int]:
-    """Order captions by how well each one agrees with all of them, as a weighted mean of CIDEr-D.
+    """Order a photo's captions by how well each caption agrees with all captions.
 
-        score(c) = sum_r w_r CIDEr-D(c, r) + R (mean rarity of the words of c + the highest rarity)
+        score(c) = sum_r w_r CIDEr-D(c, r) + R (mean rarity of words in c + highest rarity in c)
 
-    In other words, one of the captions, drawn in proportion to the weights, plays the reference.
-    Even the most probable caption scores low if most of the weight is on captions unlike it. The
-    term with R prefers specific captions among captions that agree equally. There, the rarity of a
-    word is 0 if the word occurs in only one of the captions, because nothing confirms it.
+    Every caption r serves as a reference for every caption c, with the normalized weight w_r. Even
+    the most probable caption scores low if most of the weight is on dissimilar captions. Among
+    captions that agree equally well, the term with R prefers specific captions. In this term, a
+    word that occurs in only one caption has rarity 0, because no second caption confirms the word.
 
-    Source: Kumar and Byrne 2004, minimum Bayes risk decoding; Devlin et al. 2015
-    (arXiv:1505.04467), consensus captions, with captions of similar photos as candidates; CIDEr-D,
-    Vedantam et al. 2015 (arXiv:1411.5726). Deviation: an n-gram is weighted by the sum of the
-    rarities of its words instead of by document frequencies; the term with R is ours.
+    Source: Kumar and Byrne 2004, minimum Bayes risk decoding. Devlin et al. 2015
+    (arXiv:1505.04467), consensus captions, whose candidates are captions of similar photos.
+    Vedantam et al. 2015 (arXiv:1411.5726), CIDEr-D. Deviation: an n-gram is weighted by the summed
+    rarity of its words instead of by document frequencies. The term with R is ours.
 
     Args:
         captions: Token ids of K captions, without start and end tokens. Captions may repeat.
         weights: Weight of each caption as a reference, (K,). Only their proportions matter.
-        rarity: Negative log-frequency of each token, (V,), see ``SearchTokens``. If empty, all
-            tokens count the same.
-        rare_words: R. A value above 0 requires ``rarity``.
+        rarity: Negative log-frequency of each token, (V,); see ``SearchTokens``. If empty, all
+            tokens have the same weight.
+        rare_words: Weight of rare words, R. A value above 0 requires ``rarity``.
 
     Returns:
-        Indices of the distinct captions, best first. Equal scores keep their order.
+        Indices of the distinct captions, best first. Captions with equal scores keep their order.
     """
     first: dict[tuple[int, ...], int] = {}
     shares: dict[tuple[int, ...], float] = {}
@@ -73,7 +73,7 @@ def _rareness(
 def _similarities(
     captions: Sequence[tuple[int, ...]], rarity: Sequence[float]
 ) -> NDArray[np.float64]:
-    """Return CIDEr-D (0 to 10) of each caption (row) against each reference (column), (K, K)."""
+    """Return the CIDEr-D, 0 to 10, of each caption (row) with each reference (column), (K, K)."""
     lengths = np.array([len(tokens) for tokens in captions], np.float64)
     total = np.zeros((len(captions), len(captions)))
     for size in NGRAMS:
@@ -88,7 +88,7 @@ def _similarities(
                 weight = sum(rarity[token] for token in gram) if rarity else 1.0
                 values[row, columns[gram]] = count * weight
         norms = np.linalg.norm(values, axis=1)
-        norms[norms == 0] = 1.0  # captions too short for an n-gram of this size
+        norms[norms == 0] = 1.0  # this caption is too short for n-grams of this size
         for row, value in enumerate(values):
             own = value.nonzero()[0]  # n-grams that the caption lacks add nothing
             part = values[:, own]

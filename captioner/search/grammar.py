@@ -1,9 +1,10 @@
 """Grammar counted in human captions: where captions end, and which words never follow each other.
 
-The search needs it for two reasons. A search that ends captions early would otherwise write *a cat
-sitting on top*. A search that rewards true words would write *a umbrella* or *a red and a banana*.
+The search needs this grammar for two reasons. A search that ends captions early would otherwise
+write *a cat sitting on top*. A search that rewards true words would otherwise write *a umbrella* or
+*a red and a banana*.
 
-Notation: V tokens of the vocabulary, without the start tokens of styles, P pairs, Q triples.
+Notation: V tokens in the vocabulary (without the start tokens of styles), P pairs, Q triples.
 """
 
 from __future__ import annotations
@@ -22,41 +23,47 @@ LEAST_SHARE = 0.02
 """A caption may end after a word if at least this share of the word's occurrences end a caption."""
 
 RARELY = 0.04
-"""A pair or triple is absent if it occurs less often than this share of the expected number."""
+"""A pair or triple counts as absent below this share of its expected number of occurrences."""
 
 FEWEST_PAIRS, FEWEST_TRIPLES = 2, 3
-"""Fewest expected occurrences from which the absence of a pair, or of a triple, means something."""
+"""Minimum number of expected occurrences of a pair or a triple before it can count as absent."""
 
 ARTICLES = ("a", "an")
 OTHER_ARTICLE = 0.25
-"""A word does not follow an article that makes up less than this share of the word's articles."""
+"""An article must make up at least this share of the articles before a word. Otherwise, the search
+does not write the article before this word."""
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """The grammar of the training captions, over one vocabulary.
+    """The grammar of the training captions, stored with the token ids of one vocabulary.
 
-    A pair of tokens is stored as the number first * V + second. A triple is stored as
+    A pair of tokens is stored as one number, first * V + second. A triple is stored as
     (first * V + second) * V + third. All arrays of pairs and triples are sorted.
     """
 
     endings: NDArray[np.float32]
     """Share of each token's occurrences that end a caption, (V,).
 
-    0 if captions rarely end there, or if the token is a function word or a number.
+    The share is 0 if captions rarely end with the token, or if it is a function word or a number.
     """
     not_ending: NDArray[np.int64]
-    """Pairs such as "a snow", (P,). Captions do not end after the pair, although they end after its
-    second token elsewhere."""
+    """Pairs such as "a snow" that do not end a caption, (P,). With a different first token, the
+    second token does end captions."""
     not_following: NDArray[np.int64]
     """Pairs of tokens that do not follow each other, such as "a umbrella" or "large of", (P,)."""
     not_third: NDArray[np.int64]
-    """Triples such as "red and a", (Q,). The third token does not follow the first two, although it
-    follows the second elsewhere. The third token may be the end token."""
+    """Triples such as "red and a" that do not occur, (Q,). With a different first token, the third
+    token does follow the second. The third token may be the end token."""
 
     @classmethod
     def count(cls, captions: Iterable[Sequence[int]], vocabulary: Vocabulary) -> Grammar:
-        """Count the grammar in captions, given as token ids without start and end tokens."""
+        """Count the grammar in human captions.
+
+        Args:
+            captions: Token ids of each caption, without start and end tokens.
+            vocabulary: The vocabulary of these ids.
+        """
         size = len(vocabulary)
         words, ends = np.zeros(size), np.zeros(size)
         pairs: Counter[int] = Counter()
@@ -94,12 +101,12 @@ class Grammar:
 
 
 def _tokens(key: int, size: int) -> tuple[int, ...]:
-    """Return the tokens of a stored pair or triple, the last one first."""
+    """Return the tokens of a stored pair or triple, the last token first."""
     return key % size, key // size % size, key // size**2
 
 
 def absent_pairs(words: NDArray[np.float64], pairs: Counter[int]) -> set[int]:
-    """Return the pairs of tokens that should occur by chance, but hardly ever do.
+    """Return the pairs of tokens that hardly ever occur, though their words are frequent enough.
 
     Args:
         words: Number of occurrences of each token, (V,).
@@ -115,7 +122,7 @@ def absent_pairs(words: NDArray[np.float64], pairs: Counter[int]) -> set[int]:
 
 
 def wrong_articles(pairs: Counter[int], vocabulary: Vocabulary) -> set[int]:
-    """Return pairs of an article and a word that takes the other article, such as "a umbrella"."""
+    """Return the pairs of a word with the wrong article, such as "a umbrella"."""
     size = len(vocabulary)
     articles = vocabulary.whole_words(ARTICLES)
     if len(articles) < len(ARTICLES):
@@ -134,13 +141,13 @@ def absent_triples(
     pairs: Counter[int],
     triples: Counter[int],
 ) -> set[int]:
-    """Return the triples that the frequency of their pairs predicts, but that hardly ever occur.
+    """Return the triples that hardly ever occur, though their pairs are frequent enough.
 
     Args:
         words: Number of occurrences of each token, (V,).
         ends: Number of captions that end with each token, (V,).
         pairs: Number of occurrences of each pair.
-        triples: Number of occurrences of each triple. Its third token may be the end token.
+        triples: Number of occurrences of each triple. The third token may be the end token.
     """
     size = len(words)
     followers: dict[int, list[tuple[int, float]]] = {}

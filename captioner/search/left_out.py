@@ -1,6 +1,6 @@
-"""Words that a caption left out: how the decoder would have continued where the search stopped.
+"""Words that were left out of a caption: the decoder's continuation after the caption's end.
 
-Notation: B photos, V vocabulary, L regions, T words, U words left out.
+Notation: B photos, V tokens in the vocabulary, L regions, T words, U words left out.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ def continuations(
     options: SearchOptions,
     words: SearchTokens = SearchTokens(),  # noqa: B008 - a tuple, never changed
 ) -> list[Hypothesis | None]:
-    """Continue each photo's caption with the words that the decoder finds most probable.
+    """Continue each photo's caption, one most probable word at a time.
 
     Args:
         stepper: A new stepper for B photos.
         captions: Token ids of one caption per photo, without start and end tokens.
-        options: Search options. They define the rules on words and the maximum length.
+        options: Search options, which set the rules for words and the maximum length.
         words: Token ids of the words in the options, from ``encode_search_words``.
 
     Returns:
-        The U words that follow each caption, or None if the decoder would have ended it there too.
+        The U words that follow each caption, or None if the decoder would also end it there.
     """
     xp, device, end = stepper.xp, stepper.device, stepper.end_token
     rules = Rules(options, words, end, xp, device)

@@ -1,10 +1,10 @@
-"""Rules on the next word: length limits, repetition, banned words, bad endings and preferences.
+"""Rules for the next word: length limits, repetition, banned words, bad endings and rare words.
 
 A rule sets the log-probabilities of forbidden words to -inf and leaves all other words unchanged.
-The preference for rare words is the exception: it changes the probabilities that the search uses.
+The preference for rare words is different: it changes all probabilities that the search uses.
 Captions still report the model's own probabilities.
 
-Notation: B photos, K beams, V vocabulary, T words so far.
+Notation: B photos, K beams, V tokens in the vocabulary, T words so far.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Rules:
     def __init__(
         self, options: SearchOptions, words: SearchTokens, end_token: int, xp: Any, device: Any
     ) -> None:
-        """Copy the words to the device of the search, as arrays of its library."""
+        """Copy the token ids of the words to the search's device, as arrays of its library."""
         self.options = options
         self.end_token = end_token
         self.xp = xp
@@ -49,9 +49,9 @@ class Rules:
             log_probs[..., neutral] = merged
 
     def favour_rare_words(self, log_probs: Array) -> Array:
-        """Return the log-probabilities for the search, with rare words favoured.
+        """Return the log-probabilities for the search, raised for rare words.
 
-        Without the option ``rare_words``, this is the array that was passed.
+        Without the option ``rare_words``, the array is returned unchanged.
 
         Source: Menon et al. 2021 (arXiv:2007.07314), section 4.2, logit adjustment after training.
         Deviation: the frequencies are estimated from the ranks of the words.
@@ -63,7 +63,7 @@ class Rules:
     def forbid(self, log_probs: Array, tokens: Array) -> None:
         """Set the log-probabilities of forbidden words to -inf, in place.
 
-        The result for finished captions is unspecified.
+        Values for finished captions are undefined afterwards.
 
         Args:
             log_probs: Log-probabilities of the next word, (B, K, V).
@@ -84,7 +84,7 @@ class Rules:
             if length > 0:
                 bad = xp.any(tokens[..., -1:] == self.bad_endings, axis=-1)  # (B, K)
                 ends[...] = xp.where(bad, -xp.inf, ends)
-            if length == options.max_length - 1:  # the caption is truncated here, which ends it too
+            if length == options.max_length - 1:  # truncation ends the caption here
                 log_probs[..., self.bad_endings] = -xp.inf
         if options.block_repeats and length > 0:
             self._forbid_words(log_probs, tokens, ~xp.isin(tokens, self.repeatable))
@@ -92,7 +92,7 @@ class Rules:
             self._block_ngrams(log_probs, tokens)
 
     def _block_ngrams(self, log_probs: Array, tokens: Array) -> None:
-        """Forbid every word that would repeat an n-gram of ``block_ngrams`` words.
+        """Forbid every word that would complete a repeated n-gram of ``block_ngrams`` words.
 
         Source: Paulus et al. 2018 (arXiv:1705.04304), section 2.5, for n = 3.
         """
@@ -107,9 +107,13 @@ class Rules:
         self._forbid_words(log_probs, last, xp.any(equal & repeated[..., None, :], axis=-1))
 
     def _forbid_words(self, log_probs: Array, words: Array, where: Array) -> None:
-        """Set the log-probability of words (B, K, n) to -inf wherever ``where`` (B, K, n) is True.
+        """Set the log-probabilities of selected words to -inf, in place.
 
-        ``where`` must have the same value for equal words of one beam.
+        Args:
+            log_probs: Log-probabilities of the next word, (B, K, V).
+            words: Token ids, (B, K, n).
+            where: True for the words to forbid, (B, K, n). Equal words of a beam must have equal
+                values.
         """
         xp, device = self.xp, log_probs.device
         photos = xp.arange(words.shape[0], device=device)[:, None, None]

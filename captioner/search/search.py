@@ -2,25 +2,25 @@
 
     beams = one empty caption per photo
     until every photo is finished:
-        advance   the stepper scores every possible next word of every caption
+        advance   score every possible next word of every caption with the stepper
         merge     move the probability of man, woman, ... to person (optional)
         favour    raise the scores of rare words (optional)
-        weigh     add a reward for true words, if the model has a reading of the photo
+        weigh     add rewards for words that are probably true of the photo (optional)
         forbid    exclude the words that break a rule
         choose    let the strategy pick the continuations to keep
-    rerank        order the captions by how much they agree (optional)
+    rerank        order the captions by how well they agree (optional)
 
-The search does not depend on the model: it drives any object with the methods of ``Stepper``. All
-photos and beams of a batch advance together, without a Python loop over photos or beams. Finished
-photos leave the batch. Each step waits for the device only once, to find out which photos are
-finished.
+The search does not depend on the model. It works with any object that has the methods of
+``Stepper``. All photos and beams of a batch advance together, without a Python loop over photos or
+beams. Finished photos leave the batch. Each step waits for the device only once, to find out which
+photos are finished.
 
-A finished caption stays in the beam with its score frozen, so the beam always contains the best
-captions found so far. Attention maps and gates are stored once per step. At the end, each returned
-caption follows its parent pointers back through the steps to collect its own.
+A finished caption stays in the beam with a frozen score, so the beam always contains the best
+captions found so far. Attention maps and gates are stored once per step. At the end, the maps and
+gates of a returned caption are collected by following its parent pointers back through the steps.
 
-Notation: N photos, B of them not finished yet, K beams, V vocabulary, L regions, T words so far, n
-returned captions.
+Notation: N photos, B unfinished photos, K beams, V tokens in the vocabulary, L regions, T words so
+far, n returned captions.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from captioner.search.words import SearchTokens
 from captioner.search.worth import Worth, build_rewards
 
 _KEPT_SAMPLES = 0.8
-"""Share of the sampled candidates, the best ones, that are compared with each other."""
+"""Share of the sampled candidates to compare with each other. The worst candidates are dropped."""
 
 
 class Advance(NamedTuple):
     """The decoder's output for one step."""
 
     log_probs: Array
-    """Log-probabilities of the next word, (B, K, V), float32, -inf for words that the model never
-    generates. The search may modify the array in place."""
+    """Log-probabilities of the next word, (B, K, V), float32. Words that the model never generates
+    have -inf. The search may modify the array in place."""
     alphas: Array
     """Attention weights for the next word, (B, K, L)."""
     gates: Array
@@ -66,9 +66,9 @@ class Stepper(Protocol):
     xp: Any
     """Namespace of the stepper's arrays: ``array_api_compat.torch`` or ``arrays.NUMPY``."""
     device: Any
-    """Device of the stepper's arrays. "cpu" for NumPy."""
+    """Device of the stepper's arrays, or "cpu" for NumPy."""
     start_token: int | Array
-    """Start token of all photos, or of each photo, (B,)."""
+    """Start token, either one for all photos or one per photo, (B,)."""
     end_token: int
 
     @property
@@ -76,13 +76,17 @@ class Stepper(Protocol):
         """The number of photos that are not finished yet, B."""
 
     def advance(self, tokens: Array) -> Advance:
-        """Feed the last word of each beam, (B, K), and score the next word."""
+        """Pass the last word of each beam, (B, K), to the decoder, and score the next word."""
 
     def reorder(self, parents: Array) -> None:
-        """Let beam k of photo b continue from beam ``parents[b, k]`` of the last step, (B, K)."""
+        """Continue each beam from a beam of the last step.
+
+        Args:
+            parents: Beam k of photo b continues from beam ``parents[b, k]``, (B, K).
+        """
 
     def keep(self, rows: Array) -> None:
-        """Continue with the photos in these rows only, (B',)."""
+        """Drop all photos except the photos in these rows, (B',)."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ class Hypothesis:
 
     tokens: list[int]
     token_log_probs: NDArray[np.float32]
-    """The model's own log-probability of each token, (T,), without any preference of the search."""
+    """The model's own log-probability of each token, (T,), without rewards by the search."""
     alphas: NDArray[np.float32]
     """Attention weights of each token, (T, L)."""
     gates: NDArray[np.float32]
@@ -103,7 +107,7 @@ class Hypothesis:
 
 
 class _Finished(NamedTuple):
-    """The captions to return for the photos that finished at one step."""
+    """The captions to return for the photos that finished in the same step."""
 
     photos: Array  # (B,)
     steps: list[list[Array]]  # alphas and gates of each step, see ``search``
@@ -124,13 +128,13 @@ def search(
         stepper: A new stepper for the photos.
         options: Search options.
         words: Token ids of the words in the options, from ``encode_search_words``.
-        seeds: A random seed for each photo, combined with ``options.seed``. By default, the index
-            of the photo.
-        worth: The truth of every word for these photos, if the model has a reading.
+        seeds: Random seed for each photo, combined with ``options.seed``. By default, the index of
+            the photo.
+        worth: The truth of every word for these photos. If None, true words are not rewarded.
 
     Returns:
-        The best captions of each photo, best first: ``options.num_captions`` of them, or fewer if
-        the search found fewer different captions.
+        The best captions of each photo, best first. Their number is ``options.num_captions``, or
+        less if the search found fewer different captions.
     """
     count, xp, device = stepper.batch_size, stepper.xp, stepper.device
     if not count:
@@ -190,7 +194,7 @@ def search(
 def _results(
     finished: Sequence[_Finished], count: int, options: SearchOptions, end: int, rescored: bool
 ) -> list[list[Hypothesis]]:
-    """Collect the captions of all photos, in the order of the photos and best first."""
+    """Return the captions of each photo, best first."""
     results: list[list[Hypothesis]] = [[] for _ in range(count)]
     for photo, hypothesis in (one for each in finished for one in _trace(each, end, rescored)):
         results[photo].append(hypothesis)
@@ -203,17 +207,17 @@ def _results(
 def _most_agreed(
     candidates: Sequence[Hypothesis], options: SearchOptions, words: SearchTokens
 ) -> list[Hypothesis]:
-    """Return the captions of a photo that agree most with all of its candidates.
+    """Return the captions of a photo that agree best with all of the photo's candidates.
 
-    Probable captions must count more. Samples do so by themselves, because probable captions are
-    sampled more often, so every sample has the same weight. The lowest-ranking fifth of the samples
-    is dropped first, and is used only if there are too few different captions without it.
+    Probable captions must count more. Probable captions are sampled more often, so every sample has
+    the same weight. The lowest-ranking fifth of the samples is dropped. These samples are used only
+    if the other samples contain too few different captions.
 
-    A beam contains each caption once, so captions of a beam are weighted by the square root of
+    Beam search finds each caption only once, so its captions are weighted by the square root of
     their probability. With the probability itself, the first caption would outweigh all others.
 
     Args:
-        candidates: The captions that the search found, best first.
+        candidates: All captions that the search found, best first.
         options: Search options. ``num_captions`` is the number of captions to return.
         words: Token ids of the words in the options.
     """
@@ -231,7 +235,7 @@ def _most_agreed(
 
 
 def _start(batch: int, xp: Any, device: Any) -> Beams:
-    """Return one empty caption per photo."""
+    """Create the first beams: one empty caption per photo."""
     zeros = xp.zeros((batch, 1), dtype=xp.float32, device=device)
     values, tokens = zeros[..., None][..., :0], xp.astype(zeros[..., None], xp.int64)[..., :0]
     return Beams(zeros, zeros, xp.astype(zeros, xp.bool), tokens, values, parents=tokens)
@@ -240,7 +244,7 @@ def _start(batch: int, xp: Any, device: Any) -> Beams:
 def _totals(beams: Beams, log_probs: Array, end_token: int) -> Array:
     """Return the log-probability of every caption extended by every next word, (B, K, V).
 
-    A finished caption has a single continuation: one more end token, which costs nothing.
+    The only continuation of a finished caption is another end token, at no cost.
     """
     xp = namespace(beams.scores)
     unfinished = xp.where(beams.ended, -xp.inf, beams.scores)
@@ -250,16 +254,23 @@ def _totals(beams: Beams, log_probs: Array, end_token: int) -> Array:
 
 
 def _each(index: Array) -> Array:
-    """Return the row numbers, (B, 1), for indexing with one list of columns per row.
+    """Return row numbers, (B, 1), for selecting different columns in each row.
 
-    ``part[_each(index), index]`` takes, for every b and k, entry ``index[b, k]`` from row b of a
-    part of shape (B, K, ...). The result has the shape (B, n, ...).
+    For an array of shape (B, K, ...), ``array[_each(index), index]`` selects the columns
+    ``index[b]`` of each row b. The result has the shape (B, n, ...).
     """
     return namespace(index).arange(len(index), device=index.device)[:, None]
 
 
 def _extend(beams: Beams, choice: Choice, log_probs: Array, end_token: int) -> Beams:
-    """Append the chosen words to the captions, given the model's log-probabilities (B, K, V)."""
+    """Append the chosen words to the captions.
+
+    Args:
+        beams: The captions so far.
+        choice: The continuations to keep.
+        log_probs: The model's log-probabilities of the next word, (B, K, V).
+        end_token: The end token.
+    """
     xp, parents, words = namespace(choice.words), choice.parents, choice.words
     each = _each(parents)
     before = Beams(*[part[each, parents] for part in beams])  # the captions that are continued
@@ -275,12 +286,12 @@ def _extend(beams: Beams, choice: Choice, log_probs: Array, end_token: int) -> B
 
 
 def _select(beams: Beams, rows: Array) -> Beams:
-    """Keep only the photos in these rows."""
+    """Return the beams of the photos in these rows."""
     return Beams(*(part[rows] for part in beams))
 
 
 def _distinct(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
-    """Drop repeated captions, keeping the first of each."""
+    """Drop repeated captions. Only the first copy of each caption is kept."""
     first: dict[tuple[int, ...], Hypothesis] = {}
     for hypothesis in hypotheses:
         first.setdefault(tuple(hypothesis.tokens), hypothesis)
@@ -288,10 +299,15 @@ def _distinct(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
 
 
 def _trace(finished: _Finished, end_token: int, rescored: bool) -> Iterator[tuple[int, Hypothesis]]:
-    """Yield the index of each finished photo with its captions, best first for each photo.
+    """Yield each caption of the finished photos with the index of its photo.
 
-    If ``rescored``, the scores of the search are not the model's probabilities. The log-probability
-    of a caption is then computed from the model's own.
+    The captions of a photo are yielded best first.
+
+    Args:
+        finished: The captions and the steps that led to them.
+        end_token: The end token.
+        rescored: True if the search changed the model's probabilities. The log-probability of a
+            caption is then the sum of the model's own log-probabilities.
     """
     xp, beams = namespace(finished.photos), finished.beams
     each = _each(beams.scores)

@@ -1,11 +1,12 @@
-"""Search strategies, which decide which continuations to keep and which captions to return.
+"""Search strategies. They decide which continuations to keep and which captions to return.
 
-    BeamSearch       keeps the most probable continuations; beam size 1 is greedy search
-    DiverseBeams     has groups of beams, penalized for choosing the same words (beam_groups)
-    ForcedWords      has separate beams for each number of forced words used (forced_words)
+    BeamSearch       keeps the most probable continuations (with beam size 1, greedy search)
+    DiverseBeams     divides the beams into groups that avoid the same words (beam_groups)
+    ForcedWords      keeps separate beams for each number of forced words used (forced_words)
     Sampling         draws one random continuation per caption (temperature, top_k, top_p)
 
-Notation: B photos, K beams, V vocabulary, T words so far, C forced words.
+Notation: B photos, K beams, V tokens in the vocabulary, T words so far, C forced words, n returned
+captions.
 """
 
 from __future__ import annotations
@@ -24,61 +25,61 @@ class Beams(NamedTuple):
     """The captions of all beams so far."""
 
     scores: Array
-    """Sums of the log-probabilities that the search uses, (B, K). -inf marks an unused beam."""
+    """Sum of the log-probabilities that the search uses, (B, K). An unused beam has -inf."""
     lengths: Array
     """Number of scored tokens, including the end token, (B, K)."""
     ended: Array
-    """True where a caption has an end token, (B, K)."""
+    """True for captions with an end token, (B, K)."""
     tokens: Array
     """Token ids, (B, K, T). Finished captions are padded with end tokens."""
     log_probs: Array
     """The model's own log-probabilities of the tokens, (B, K, T)."""
     parents: Array
-    """The beam that each word continued, (B, K, T). Its attention and gate belong to the word."""
+    """Beam that each word continued, (B, K, T). The word's attention and gate are stored there."""
 
 
 class Choice(NamedTuple):
-    """The continuations to keep."""
+    """The continuations that a strategy keeps."""
 
     scores: Array
     """Score of each caption with its next word, (B, K)."""
     parents: Array
-    """The beam that each continuation extends, (B, K)."""
+    """Beam that each continuation extends, (B, K)."""
     words: Array
-    """The next word of each continuation, (B, K)."""
+    """Next word of each continuation, (B, K)."""
 
 
 class Strategy:
     """Base class of the strategies. Subclasses implement ``choose``."""
 
     gain = 0.0
-    """The most that a score may still rise, in nats. Above 0 if true words are rewarded."""
+    """Maximum by which a score may still rise, in nats. Above 0 only if true words are rewarded."""
 
     def __init__(self, options: SearchOptions) -> None:
         self.options = options
-        # With a certainty, a word must be worth its own cost, so long captions get no bonus.
+        # With a certainty, each word must earn its own cost, so long captions need no bonus.
         self.penalty = 0.0 if options.certainty else options.length_penalty
 
     def choose(self, totals: Array, beams: Beams, photos: Array) -> Choice:
         """Choose the continuations to keep, for all photos together.
 
         Args:
-            totals: Score of every caption extended by every next word, (B, K, V).
+            totals: Score of every caption with every possible next word, (B, K, V).
             beams: The captions so far.
             photos: Index of each photo in the original batch, (B,).
         """
         raise NotImplementedError
 
     def finished(self, beams: Beams) -> Array:
-        """Return which photos are finished, (B,): their best captions can no longer be beaten.
+        """Return, for each photo, whether its best captions can no longer be beaten, (B,).
 
-        Log-probabilities only decrease. The best rank that an unfinished caption can reach is
-        therefore the rank of its present score plus ``gain`` at the maximum length. The best
-        captions of every group of beams must rank above this bound.
+        Log-probabilities are never positive. The rank of an unfinished caption is therefore bounded
+        by its present score plus ``gain``, normalized by the maximum length. In every group of
+        beams, the captions to return must rank above this bound.
         """
         xp, options = namespace(beams.scores), self.options
         groups, penalty = options.beam_groups, self.penalty
-        # Groups may find the same captions, so each group must have enough captions of its own.
+        # Groups may find the same captions, so each group must finish enough captions itself.
         count = min(options.num_captions, options.beam_size // groups)
         shape = (len(beams.scores), groups, -1)
         scores, lengths = beams.scores.reshape(shape), beams.lengths.reshape(shape)
@@ -89,14 +90,17 @@ class Strategy:
         ranks = xp.where(ended, scores / lengths**penalty, -xp.inf)
         worst_returned = top_k(ranks, count)[0][..., -1]
         bound = xp.max(bounds, axis=2)
-        # Strictly above: at equal ranks, an unfinished caption could be returned as finished.
+        # Not >=: at equal ranks, an unfinished caption could be returned as finished.
         return xp.all((worst_returned > bound) | (bound == -xp.inf), axis=1)
 
     def best(self, beams: Beams) -> Array:
-        """Return the indices of the beams to return, best first, (B, n). Ties keep their order.
+        """Select the beams with the captions to return, best first.
 
-        With groups, all beams are returned: the best of each group, then the second of each group,
-        and so on.
+        With groups, all beams are selected: first the best beam of each group, then the second beam
+        of each group, and so on.
+
+        Returns:
+            Indices of the beams, (B, n). Beams of equal rank keep their order.
         """
         ranks, groups = self.ranks(beams), self.options.beam_groups
         order = argsort(ranks, axis=1)
@@ -109,7 +113,7 @@ class Strategy:
         return xp.take_along_axis(order, by_place, axis=1)
 
     def ranks(self, beams: Beams) -> Array:
-        """Return the length-normalized scores, score / length ** penalty, (B, K)."""
+        """Return the scores normalized by length, score / length ** penalty, (B, K)."""
         return beams.scores / beams.lengths**self.penalty
 
 
@@ -128,13 +132,14 @@ class BeamSearch(Strategy):
 class DiverseBeams(Strategy):
     """Diverse beam search: each group of beams is penalized for words that earlier groups chose.
 
-    The penalty applies within a step. It affects the choice of words, not the captions' scores.
+    The penalty counts the choices of the same step. It affects which words are chosen, but not the
+    scores of the captions.
 
     Source: Vijayakumar et al. 2018 (arXiv:1610.02424), Hamming diversity. Deviation: none.
     """
 
     def choose(self, totals: Array, beams: Beams, photos: Array) -> Choice:
-        """Choose the continuations of one group after the other. See ``Strategy.choose``."""
+        """Choose continuations group by group. See ``Strategy.choose``."""
         del photos
         xp = namespace(totals)
         batch, width, vocabulary = totals.shape
@@ -161,10 +166,10 @@ class DiverseBeams(Strategy):
 
 
 class ForcedWords(Strategy):
-    """Grid beam search: one bank of beams for each number of forced words used so far.
+    """Grid beam search: a separate bank of beams for each number of forced words used so far.
 
-    Captions compete only within their bank, so that captions with an improbable forced word are not
-    dropped. Only captions in the last bank may end.
+    Captions compete only within their bank. Otherwise, captions with an improbable forced word
+    would be dropped. Only captions in the last bank, with all forced words, may end.
 
     Source: Hokamp and Liu 2017 (arXiv:1704.07138). Deviation: constraints are single words, and a
     repeated word counts once.
@@ -178,7 +183,7 @@ class ForcedWords(Strategy):
         self.end_token = end_token
 
     def choose(self, totals: Array, beams: Beams, photos: Array) -> Choice:
-        """Choose the continuations of every bank. Beams are ordered by bank.
+        """Choose the continuations of every bank. The returned beams are sorted by bank.
 
         See ``Strategy.choose``.
         """
@@ -214,21 +219,23 @@ class ForcedWords(Strategy):
         return Choice(*(part.reshape(batch, -1) for part in (scores, parents, words)))
 
     def ranks(self, beams: Beams) -> Array:
-        """Return the length-normalized scores, or -inf for captions that lack a forced word."""
+        """Return the scores normalized by length, or -inf for captions without all forced words."""
         ranks = super().ranks(beams)
         xp = namespace(ranks)
         return xp.where(xp.all(self._used(beams), axis=2), ranks, -xp.inf)
 
     def _used(self, beams: Beams) -> Array:
-        """Return which forced words each caption contains, (B, K, C)."""
+        """Return, for each caption and forced word, whether the caption contains it, (B, K, C)."""
         return namespace(beams.tokens).any(beams.tokens[..., None] == self.forced, axis=2)
 
 
 class Sampling(Strategy):
     """Sampling: draw every word at random, independently for each caption.
 
-    Source: nucleus (top-p) sampling, Holtzman et al. 2020 (arXiv:1904.09751); top-k, Fan et al.
-    2018 (arXiv:1805.04833). If both are set, top-k applies first.
+    If both ``top_k`` and ``top_p`` are set, ``top_k`` applies first.
+
+    Source: nucleus (top-p) sampling, Holtzman et al. 2020 (arXiv:1904.09751). Top-k sampling, Fan
+    et al. 2018 (arXiv:1805.04833).
     """
 
     def __init__(self, options: SearchOptions, seeds: Sequence[int], xp: Any, device: Any) -> None:
@@ -280,7 +287,7 @@ class Sampling(Strategy):
         )
 
     def finished(self, beams: Beams) -> Array:
-        """Return which photos are finished, (B,): all samples have ended or cannot continue."""
+        """Return, for each photo, whether all samples have ended or cannot continue, (B,)."""
         xp = namespace(beams.scores)
         return xp.all(beams.ended | ~xp.isfinite(beams.scores), axis=1)
 
@@ -294,7 +301,7 @@ def build_strategy(
     xp: Any,
     device: Any,
 ) -> Strategy:
-    """Build the strategy that the options select. ``search`` documents the arguments."""
+    """Build the strategy for the search options. For the arguments, see ``search``."""
     if options.temperature > 0:
         return Sampling(options, seeds, xp, device)
     if options.beam_groups > 1:
@@ -305,7 +312,7 @@ def build_strategy(
 
 
 def _with_empty_banks(part: Array, banks: int) -> Array:
-    """Extend (B, 1, n) to (B, banks, n), with -inf in all banks but the first."""
+    """Extend an array (B, 1, n) to (B, banks, n). All banks except the first are -inf."""
     xp = namespace(part)
     empty = (part.shape[0], banks - 1, part.shape[2])
     return xp.concat([part, xp.full(empty, -xp.inf, dtype=part.dtype, device=part.device)], axis=1)

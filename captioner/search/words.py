@@ -1,11 +1,11 @@
 """Token ids of the words in the search options, and the words that ``neutral`` replaces.
 
-This module does not import torch, so a command can report an unknown word at once.
+This module does not import torch, so a command can report an unknown word quickly.
 
-With ``neutral``, captions do not guess the sex or age of people. The probabilities of *man*,
-*woman*, *lady*, *guy*, ... are added to the probability of *person* before the search chooses a
-word. Attention, log-probability, article and grammar then fit the word in the caption. *boy* and
-*girl* become *child*.
+With the option ``neutral``, captions do not guess the sex or age of people. The probabilities of
+*man*, *woman*, *lady*, *guy*, ... are added to the probability of *person* before the search
+chooses a word. The attention, log-probability, article and grammar therefore fit the word *person*.
+In the same way, *boy* and *girl* become *child*.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ _AGES = "young younger old older"
 _NOT_AFTER_AGES = "person people couple couples"
 
 NEUTRAL_WORDS = {word: neutral for neutral, words in _GROUPS.items() for word in words.split()}
-"""The neutral word that replaces each word for a sex or age, such as *person* for *man*."""
+"""The neutral word for each word that implies a sex or age, such as *person* for *man*."""
 
 
 _WIDE = ("person", "people", "child", "children")
 
 WIDE_WORDS = {word: wide for word, wide in NEUTRAL_WORDS.items() if wide in _WIDE}
-"""The wide word for each specific word, such as *person* for *man*; see ``worth.Worth.wide``."""
+"""The general word for each specific word, such as *person* for *man*; see ``worth.Worth.wide``."""
 
 
 REPEATABLE = (FUNCTION_WORDS | NUMBERS) - {"back", "front", "side", "top"}
 """Words that a caption may contain twice even if ``block_repeats`` is set.
 
-The four nouns are excluded, because otherwise the search writes "the side of the side".
+The four nouns are excluded, because the search would otherwise write "the side of the side".
 """
 
 
@@ -70,19 +70,19 @@ class PeopleTokens(NamedTuple):
     """Token ids of the words for people in a vocabulary."""
 
     groups: tuple[tuple[int, ...], ...] = ()
-    """Groups of tokens: a neutral word, then the words that it replaces."""
+    """Groups of tokens. Each group is a neutral word, followed by the words that it replaces."""
     never: tuple[int, ...] = ()
-    """Tokens that are never used."""
+    """Words that are never used."""
     ages: tuple[int, ...] = ()
     """Words for the age of people or things, such as "old"."""
     not_after_ages: tuple[int, ...] = ()
-    """Words for people that must not follow a word in ``ages``."""
+    """Words for people that must not follow an age word."""
 
 
 def people_tokens(vocabulary: Vocabulary) -> PeopleTokens:
     """Look up the words for people in a vocabulary.
 
-    If the vocabulary lacks a neutral word, the words that it would replace are never used.
+    If a neutral word is not in the vocabulary, the words that it would replace are never used.
     """
     groups, unmerged = [], []
     for neutral, words in _GROUPS.items():
@@ -98,10 +98,10 @@ def people_tokens(vocabulary: Vocabulary) -> PeopleTokens:
 
 
 def neutral_caption(text: str) -> str:
-    """Return a reference caption with its words for a sex or age replaced, one by one.
+    """Replace the words in a reference caption that imply a person's sex or age.
 
-    For metrics only: the grammar of the result may be wrong, unlike in captions that the search
-    writes with ``neutral``.
+    The words are replaced one by one, so the grammar of the result may be wrong. Use the result
+    only for metrics.
     """
     words = [NEUTRAL_WORDS.get(word, word) for word in tokenize(normalize(text))]
     kept = []
@@ -118,7 +118,7 @@ class SearchTokens(NamedTuple):
     """Token ids of the words in the search options, and the rarity of every token."""
 
     forced: tuple[int, ...] = ()
-    """Words that every caption must contain."""
+    """Words that each caption must contain."""
     banned: tuple[int, ...] = ()
     """Words that captions must not contain."""
     bad_endings: tuple[int, ...] = ()
@@ -126,22 +126,22 @@ class SearchTokens(NamedTuple):
     repeatable: tuple[int, ...] = ()
     """Words that a caption may repeat, if ``block_repeats`` is set."""
     rarity: Sequence[float] = ()
-    """Negative log-frequency of each token up to a constant, (V,).
+    """Negative log-frequency of each token, up to a constant, (V,).
 
-    Empty without ``rare_words`` and ``candidates``, and for a vocabulary of pieces.
+    It is empty unless ``rare_words`` or ``candidates`` is set, and for a vocabulary of word pieces.
     """
     people: PeopleTokens = PeopleTokens()
     """Words for people, if ``neutral`` is set."""
 
 
 def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> SearchTokens:
-    """Look up the words in the search options.
+    """Look up the token ids of the words in the search options.
 
     Banned words outside the vocabulary are ignored.
 
     Raises:
-        ConfigError: A forced word or the style is unknown to the model, ``neutral`` replaces a
-            forced word, or an option needs whole words but the vocabulary consists of pieces.
+        ConfigError: A forced word or the style is unknown to the model, or ``neutral`` replaces a
+            forced word, or an option does not support a vocabulary of word pieces.
     """
     vocabulary.start(options.style)
     for name in marked(SearchOptions, Role.WHOLE_WORDS):
@@ -152,12 +152,12 @@ def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> Searc
     if unknown:
         raise ConfigError(
             f"forced_words contains {', '.join(unknown)}, which the model does not know; use "
-            "words from its vocabulary"
+            "words from the model's vocabulary"
         )
     if options.neutral and (replaced := NEUTRAL_WORDS.keys() & set(options.forced_words)):
         raise ConfigError(
-            f"forced_words contains {', '.join(sorted(replaced))}, which neutral replaces; leave "
-            "out these words, or neutral"
+            f"forced_words contains {', '.join(sorted(replaced))}, but the option 'neutral' never "
+            "writes such words; change one of the two options"
         )
     endings = BAD_ENDINGS if options.guard_endings else ()
     return SearchTokens(
@@ -171,24 +171,24 @@ def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> Searc
 
 
 def check_whole_words(vocabulary: Vocabulary, option: str) -> None:
-    """Check that a vocabulary consists of whole words, which are sorted by frequency.
+    """Check that a vocabulary consists of whole words, so that it is sorted by word frequency.
 
     Raises:
-        ConfigError: The vocabulary consists of pieces of words.
+        ConfigError: The vocabulary consists of word pieces.
     """
     if vocabulary.subwords is not None:
         raise ConfigError(
-            f"{option} needs a model of whole words, but this one writes pieces of words "
-            "(tokenizer bpe); leave it out"
+            f"{option} needs a model that writes whole words, but this model writes word pieces "
+            f"(tokenizer bpe); leave out {option}"
         )
 
 
 def rarities(size: int) -> tuple[float, ...]:
     """Estimate the negative log-frequency of every token, up to a constant, from its rank.
 
-    Model folders do not contain word counts, but words are sorted by frequency. The law of Zipf and
-    Mandelbrot says that a frequency is proportional to 1 / (rank + 2.7). The end token, which ends
-    every training caption, counts as the most frequent word.
+    Model folders do not contain word counts, but their words are sorted by frequency. According to
+    the Zipf-Mandelbrot law, a frequency is proportional to 1 / (rank + 2.7). Every training caption
+    contains the end token, so the end token counts as the most frequent word.
     """
     first_word = len(SPECIAL_NAMES)
     return tuple(math.log(max(token - first_word, 0) + 1 + 2.7) for token in range(size))

@@ -1,23 +1,25 @@
 """Rewards for words that are probably true of the photo.
 
-The decoder alone prefers words that people often write. If the model has a reading of the photo,
-the search adds the worth of the word to the log-probability of every content word:
+The decoder alone prefers words that people often write. Some models also have a reading of the
+photo: they estimate which words are true of the photo before any caption is written. With a
+reading, the search adds the worth of each content word to the word's log-probability:
 
     worth(w) = weight * ln(truth(w) / certainty)
 
-truth(w) is the calibrated probability that the word is true of the photo. A word gains if it is
-more probably true than ``certainty``. Any other word loses, and must be much more probable than its
-alternatives to be chosen. Words with the same stem ("dog", "dogs") are rewarded once per caption.
+truth(w) is the calibrated probability that the word w is true of the photo. The worth is positive
+if truth(w) is above ``certainty``. Any other word is penalized, and is chosen only if it is much
+more probable than its alternatives. Words with the same stem ("dog", "dogs") share a row of the
+reading and are rewarded once per caption.
 
-Captions may also end earlier than the decoder has learned to end them. After a word that human
-captions end with, an ending is at least as probable as it is in human captions. Without this rule,
-the decoder would fill the rest of its sentence with doubtful words.
+Captions may also end earlier than the decoder has learned to end them. After a word that ends human
+captions, an ending is at least as probable as in human captions. Without this rule, the decoder
+would complete its sentence with doubtful words.
 
 Source: word detectors in the search, Fang et al. 2015 (arXiv:1411.4952). Deviation: their detectors
-propose words to a language model; ours weigh the words of a decoder that sees the photo itself.
+propose words to a language model. Here, truth weights the words of a decoder that sees the photo.
 
-Notation: N photos, B of them not finished yet, K beams, V vocabulary, R rows of the reading, T
-words.
+Notation: N photos, B unfinished photos, K beams, V tokens in the vocabulary, R rows of the reading,
+T words so far.
 """
 
 from __future__ import annotations
@@ -35,60 +37,62 @@ from captioner.search.grammar import Grammar
 from captioner.text.vocabulary import Vocabulary
 
 WEIGHT, WHOLE_WEIGHT, WHOLE_CERTAINTY = 12.0, 2.0, 0.5
-"""Weight of the worth, in nats. For whole sentences (certainty 0): weight and certainty."""
+"""Weight of the worth, in nats. With ``certainty`` 0 (whole sentences), ``WHOLE_WEIGHT`` and
+``WHOLE_CERTAINTY`` are used instead."""
 
 PLAUSIBLE, PENALTY = 3.0, 20.0
 """Limit and penalty for implausible words, in nats.
 
-A word whose log-probability is more than the limit below the most probable word is not rewarded.
-With a certainty, the penalty is subtracted as well. Without it, the search would write nonsense to
-avoid doubtful words ("the side of the side"). The words remain possible, because they may be
-forced.
+A word is implausible if its log-probability is more than ``PLAUSIBLE`` below the most probable
+word. Implausible words are not rewarded. If ``certainty`` is above 0, ``PENALTY`` is subtracted as
+well. Otherwise, the search would write nonsense to avoid doubtful words ("the side of the side").
+The words are not forbidden, because they may be forced words.
 """
 
 LEAST_WORTH = -12.0
-"""Least worth of a word, in nats. A doubtful noun is better than a phrase without a noun ("a white
-and a girl")."""
+"""Minimum worth of a word, in nats. A doubtful noun is better than a phrase without a noun, such as
+"a white and a girl"."""
 
 ENOUGH, TOO_SHORT = 3, 1.5
-"""Number of different content words that a caption should have, and the cost of each missing word,
-in nats. Without this cost, most captions would be as short as "a plate"."""
+"""Expected number of different content words in a caption, and the cost of each missing word in
+nats. Without this cost, most captions would be as short as "a plate"."""
 
 ENDING_GAIN = 0.5
-"""Increase of the log-probability of an ending where human captions end, in nats."""
+"""Nats added to the log-probability of an ending after words that end human captions."""
 
 SURE_ENDING = math.log(0.05)
-"""Least log-probability, in the decoder, of an ending where human captions do not end."""
+"""Minimum log-probability of an ending, by the decoder, after words that end no human captions."""
 
 WIDE_SHARE = 0.5
-"""Factor for the worth of a wide word such as "person", which says less than "man"."""
+"""Factor for the worth of a general word such as "person", which is less specific than "man"."""
 
 FUNCTION_WORD, UNKNOWN_WORD = -1, -2
-"""Row numbers that mark function words, and content words that the reading lacks."""
+"""Row numbers for function words, and for content words that are not in the reading."""
 
 
 class Worth(NamedTuple):
-    """The truth of every word for N photos, and where captions may end."""
+    """The truth of every word for N photos, and the places where captions may end."""
 
     truths: NDArray[np.float32]
-    """Probability that the words of each row of the reading are true of the photo, (N, R + 1). The
-    last column is for content words that the reading lacks."""
+    """Probability that the words in each row of the reading are true of the photo, (N, R + 1). The
+    last column is for content words that are not in the reading."""
     rows: NDArray[np.int64]
-    """Row of each token, (V,), or ``FUNCTION_WORD`` or ``UNKNOWN_WORD``."""
+    """Row of each token in the reading, (V,), or ``FUNCTION_WORD``, or ``UNKNOWN_WORD``."""
     grammar: Grammar | None = None
-    """Where captions may end. If None, captions end where the decoder ends them."""
+    """Grammar of human captions. If None, captions end only where the decoder ends them."""
     wide: Sequence[Sequence[int]] = ()
-    """Groups of tokens: a wide word such as "person", then the words that it covers."""
+    """Groups of tokens. Each group is a general ("wide") word such as "person", followed by the
+    specific words that it covers."""
 
 
 class NoRewards:
-    """The rewards of a search without a reading of the photo: scores stay the decoder's."""
+    """Rewards for a search without a reading of the photo. Scores are not changed."""
 
     most = 0.0
-    """The reward of a word that is certainly true, in nats."""
+    """Maximum reward, for a word that is certainly true, in nats."""
 
     def widen(self, log_probs: Array, tokens: Array) -> None:
-        """Leave the probabilities of wide words as they are."""
+        """Leave the probabilities of all words unchanged."""
 
     def add(self, log_probs: Array, tokens: Array, photos: Array) -> Array:
         """Return the log-probabilities unchanged."""
@@ -100,18 +104,29 @@ class Forbidden:
     """Tokens that must not follow the last one or two tokens of a caption."""
 
     def __init__(self, keys: NDArray[np.int64], size: int, xp: Any, device: Any) -> None:
-        """Prepare the sorted pairs or triples of a ``Grammar`` for V = ``size`` tokens.
+        """Copy the sorted pairs or triples of a ``Grammar`` to the device of the search.
 
-        Because the keys are sorted, all tokens that are forbidden after one context, such as the
-        last word, are next to each other.
+        A context is the last word, or the last two words. Because the keys are sorted, the tokens
+        that are forbidden after a context are next to each other.
+
+        Args:
+            keys: Pairs or triples, stored as in ``Grammar``.
+            size: Number of tokens, V.
+            xp: Namespace of the search's arrays.
+            device: Device of the search's arrays.
         """
         starts = np.flatnonzero(np.diff(keys // size, prepend=-1, append=-1))
-        self.most = int(np.diff(starts).max(initial=0))  # most tokens forbidden after one context
+        self.most = int(np.diff(starts).max(initial=0))  # maximum per context
         self.xp = xp
         self.keys = on_device(keys, xp.int64, xp, device)
 
     def remove(self, scores: Array, contexts: Array) -> Array:
-        """Set the scores of forbidden tokens, (B, K, V), to -inf, given the contexts (B, K)."""
+        """Return the scores with -inf for all forbidden tokens.
+
+        Args:
+            scores: Scores of the next word, (B, K, V).
+            contexts: Last word of each caption, or last two words as a pair, (B, K).
+        """
         if not self.most:
             return scores
         xp = self.xp
@@ -130,7 +145,7 @@ class Forbidden:
 
 
 class Rewards(NoRewards):
-    """The rewards of a search with a reading of the photo."""
+    """Rewards for a search with a reading of the photo."""
 
     def __init__(
         self, worth: Worth, options: SearchOptions, end_token: int, xp: Any, device: Any
@@ -167,10 +182,10 @@ class Rewards(NoRewards):
             self.not_ending = on_device(grammar.not_ending, xp.int64, xp, device)
 
     def widen(self, log_probs: Array, tokens: Array) -> None:
-        """Add the probabilities of specific words to the wide word that covers them, in place.
+        """Add the probabilities of specific words to the general word that covers them, in place.
 
-        If the caption already contains a word of the group, the wide word keeps its own
-        probability: "a man and a person" would be odd.
+        If the caption already contains a word of the group, the general word keeps its own
+        probability. Otherwise, the search might write "a man and a person".
         """
         xp = self.xp
         for group in self.wide if self.certainty else ():
@@ -180,12 +195,15 @@ class Rewards(NoRewards):
             log_probs[..., group[0]] = xp.where(said, own, log_sum_exp(log_probs[..., group]))
 
     def add(self, log_probs: Array, tokens: Array, photos: Array) -> Array:
-        """Return the scores for the search: log-probabilities with the worth of words and endings.
+        """Add the rewards for true words and early endings to log-probabilities.
 
         Args:
             log_probs: Log-probabilities of the next word, (B, K, V).
             tokens: The words so far, (B, K, T).
             photos: Index of each photo in the original batch, (B,).
+
+        Returns:
+            The scores for the search, (B, K, V).
         """
         xp = self.xp
         batch, beams, length = tokens.shape
@@ -214,9 +232,15 @@ class Rewards(NoRewards):
         return scores
 
     def _end(self, own: Array, tokens: Array, said: Array) -> Array:
-        """Return the log-probability of an ending after the words so far, (B, K).
+        """Compute the score of an ending after the words so far.
 
-        ``own`` is the decoder's own log-probability of the ending.
+        Args:
+            own: The decoder's own log-probability of the ending, (B, K).
+            tokens: The words so far, (B, K, T).
+            said: Rows of these words in the reading, (B, K, T).
+
+        Returns:
+            The scores, (B, K).
         """
         xp = self.xp
         least = self.endings[tokens[..., -1]]
@@ -237,14 +261,19 @@ class Rewards(NoRewards):
 def build_rewards(
     worth: Worth | None, options: SearchOptions, end_token: int, xp: Any, device: Any
 ) -> NoRewards:
-    """Build the rewards of a search. Sampling has none: it uses the model's own probabilities."""
+    """Build the rewards for a search. Sampling uses the model's probabilities without rewards."""
     if worth is None or options.temperature:
         return NoRewards()
     return Rewards(worth, options, end_token, xp, device)
 
 
 def wide_words(vocabulary: Vocabulary, groups: Mapping[str, str]) -> list[tuple[int, ...]]:
-    """Return the groups of tokens for ``Worth.wide``, given the wide word of each specific word."""
+    """Build the groups of tokens for ``Worth.wide``.
+
+    Args:
+        vocabulary: The model's vocabulary.
+        groups: The general word for each specific word.
+    """
     found = []
     for wide in dict.fromkeys(groups.values()):
         members = [word for word, other in groups.items() if other == wide]

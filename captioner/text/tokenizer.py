@@ -2,35 +2,35 @@
 
 Published caption scores use the tokens of pycocoevalcap. It runs the Java tokenizer of Stanford
 CoreNLP 3.4.1 (options ``-preserveLines -lowerCase``) and removes punctuation tokens. This module
-produces the same tokens with regular expressions, listed as rules. At each position, the rule with
-the longest match wins, and the earlier rule wins a tie. Plain words between spaces, which are most
-of a caption, skip the rules.
+produces the same tokens without Java. Its rules are regular expressions. At each position, the
+rule with the longest match wins. If two matches are equally long, the earlier rule wins. Plain
+words between spaces make up most of a caption, so they skip the rules.
 
-``tokenize(text)`` returns what pycocoevalcap's ``PTBTokenizer`` returns for a caption in the middle
-of a batch, if Java writes UTF-8 (``-Dfile.encoding=UTF-8``). With other encodings, Java prints
-``?`` for unsupported letters. Brackets stay, in forms such as ``-lrb-``, because pycocoevalcap
-removes them only in capitals.
+``tokenize(text)`` returns the same tokens as pycocoevalcap's ``PTBTokenizer`` for a caption in the
+middle of a batch, if Java writes UTF-8 (``-Dfile.encoding=UTF-8``). With other encodings, Java
+prints ``?`` for unsupported letters. Brackets are kept in forms such as ``-lrb-``, because
+pycocoevalcap removes only the forms in capitals.
 
-``tests/unit/text/test_tokenizer.py`` compares the tokens with stored output of the jar and, if Java
-is available, with the jar itself. The rules were derived from the jar's output for probe sentences
-and from public knowledge of the Penn Treebank conventions.
+``tests/unit/text/test_tokenizer.py`` compares the tokens with stored output of the Java tokenizer's
+jar file and, if Java is available, with the jar itself. The rules were derived from the jar's
+output for probe sentences and from public knowledge of the Penn Treebank conventions.
 
 Deviations:
 * Deviation: line breaks (``\\r``, ``\\v``, ``\\f``, U+0085, U+2028, U+2029) count as spaces, as
-  ``\\n`` does in pycocoevalcap. The jar starts a new line at these characters. pycocoevalcap then
-  assigns the wrong lines to all later captions of the batch.
-* Deviation: captions are independent. Each is tokenized as if a line "x" followed. The jar looks
-  past the end of a line: "plan B." loses its period if the next caption starts with a word like
-  "The". At the end of a batch, the jar splits a final emoticon or year (":)", "'90").
-* Deviation: vowel signs and other marks of Indic and South-East Asian scripts continue a word. The
+  ``\\n`` does in pycocoevalcap. The jar starts a new line at these characters, so pycocoevalcap
+  assigns the wrong lines to all later captions in the batch.
+* Deviation: captions are independent. Each caption is tokenized as if a line "x" followed. The jar
+  looks past the end of a line: "plan B." loses its period if the next caption starts with a word
+  like "The". At the end of a batch, the jar splits a final emoticon or year (":)", "'90").
+* Deviation: vowel signs and other marks in Indic and South-East Asian scripts continue a word. The
   jar supports only the marks of Devanagari and Thai. It drops all other marks (Bengali, Tamil,
-  Khmer, ...), which breaks words apart.
-* Deviation: letters of scripts newer than the jar may be split or dropped differently. So may soft
-  hyphens and wide spaces inside file names and URLs. Latin, Greek, Cyrillic, Hebrew, Arabic, CJK
-  and emoji follow the jar, except for a few rare letters.
+  Khmer, ...) and so breaks words apart.
+* Deviation: letters in scripts newer than the jar may be split or dropped differently. The same is
+  true of soft hyphens and wide spaces inside file names and URLs. All common scripts and emoji
+  follow the jar, except for a few rare letters.
 
 Scripts without spaces between words (Chinese, Japanese, Thai, ...) need a different tokenizer,
-because here, as in the jar, a whole sentence is one token. Metrics and statistics use
+because `tokenize` and the jar return a whole sentence as one token. Metrics and statistics use
 `caption_tokens`, which splits such scripts into characters. Models use
 `captioner.text.vocabulary.Subwords`.
 """
@@ -102,7 +102,7 @@ _PHONE = (
     r"|(?:(?:\+\+?)?\d{2,4}\.)?\d{2,4}\.\d{3,4}\.\d{3,5}"
 )
 
-# Characters that are tokens of their own; all others (such as emoji) are dropped.
+# Each of these characters is a token. All other characters, such as emoji, are dropped.
 _SYMBOLS = "".join(_LISTS["symbols"])
 
 # --- rules -------------------------------------------------------------------------------------
@@ -110,9 +110,9 @@ _SYMBOLS = "".join(_LISTS["symbols"])
 # Each rule has three parts:
 # 1. the kinds of character that it can start with ("a": letter, "0": digit, ".": anything else);
 # 2. its pattern;
-# 3. its token. None: the token is group 1 of the match. Text that is matched after group 1 is only
-#    looked at, but counts for the longest match. "": the token is dropped, as pycocoevalcap drops
-#    punctuation.
+# 3. its token. None: the token is group 1 of the match. Text that is matched after group 1 is not
+#    consumed, but counts when the longest match is chosen. "": the token is dropped, as
+#    pycocoevalcap drops punctuation.
 _RULES: tuple[tuple[str, str, str | None], ...] = (
     # Words that are split in two, and words that keep their apostrophe.
     ("a", r"(?i:(can)not|(gon|wan)na|(got)ta|(lem|gim)me)", None),
@@ -254,19 +254,19 @@ _CHARACTERS = re.compile(
 
 
 def normalize(text: str) -> str:
-    """Return the text in Unicode normalization form C, so that equal letters are equal strings."""
+    """Return the text in Unicode normalization form C. Equal letters then become equal strings."""
     return unicodedata.normalize("NFC", text)
 
 
 def caption_tokens(text: str) -> list[str]:
     """Split a caption in any script into tokens, for metrics and statistics.
 
-    The text is normalized, then split as by `tokenize`. In scripts without spaces between words
-    (Chinese, Japanese, Thai, Lao, Khmer, Myanmar), every character with its marks is a token, and
-    punctuation is dropped. Every system is scored on these tokens, whatever tokenizer it uses, so
-    that scores are comparable.
+    The text is normalized and then split by `tokenize`. Chinese, Japanese, Thai, Lao, Khmer and
+    Myanmar have no spaces between words. In these scripts, every character with its marks is a
+    token, and punctuation is dropped. All systems are scored on these tokens, whatever tokenizer
+    they use, so that scores are comparable.
 
-    Source: sacrebleu's tokenizer ``zh``. Deviation: it covers more scripts.
+    Source: sacrebleu's tokenizer ``zh``. Deviation: this tokenizer covers more scripts.
     """
     text = normalize(text)
     if not _HAS_UNSPACED(text):
@@ -281,14 +281,14 @@ def caption_tokens(text: str) -> list[str]:
 
 
 def has_unspaced(text: str) -> bool:
-    """Return whether text contains a letter of a script without spaces between words."""
+    """Return whether a text contains letters from a script without spaces between words."""
     return _HAS_UNSPACED(text) is not None
 
 
 def lacks_spaces(captions: Iterable[str]) -> bool:
     """Return whether most captions lack spaces between words, as in Chinese, Japanese or Thai.
 
-    Captions in these scripts that were split into words beforehand have spaces.
+    Captions in these scripts do have spaces if they were split into words beforehand.
     """
     balance = 0
     for caption in captions:
@@ -304,7 +304,7 @@ def lacks_spaces(captions: Iterable[str]) -> bool:
 
 
 def tokenize(text: str) -> list[str]:
-    """Split a caption into the tokens of caption metrics: lower case, without punctuation.
+    """Split a caption into lower-case tokens without punctuation, as caption metrics need them.
 
     For example, ``tokenize("The dogs' T-shirt isn't $5.")`` returns
     ``["the", "dogs", "t-shirt", "is", "n't", "$", "5"]``.
@@ -327,7 +327,7 @@ def tokenize(text: str) -> list[str]:
 
 
 def _take_token(text: str, position: int, tokens: list[str]) -> int:
-    """Append the token at a position of the text, if one starts there, and return its end."""
+    """Append the token that starts at this position, if any, and return the next position."""
     first = text[position]
     kind = "a" if first.isalpha() else "0" if first.isdecimal() else "."
     longest, best, token = 0, None, None
@@ -349,7 +349,7 @@ def _take_token(text: str, position: int, tokens: list[str]) -> int:
 
 
 def _as_written(token: str) -> str:
-    """Return a matched token in the form that the jar writes."""
+    """Convert a matched token to the form that the Java tokenizer writes."""
     if token in _WHOLE_TOKENS:
         return _WHOLE_TOKENS[token]
     if _QUOTES_OR_CLITIC(token):

@@ -1,8 +1,8 @@
 """Vocabulary of a model: the mapping between words and token ids, and the sub-word tokenizer.
 
-The words are counted in the training captions only. They are split by the same tokenizer as in the
-evaluation, so that the metrics can match every word that the model generates. A model with a
-sub-word tokenizer has pieces instead of words.
+The vocabulary contains words from the training captions only. Training and evaluation use the same
+tokenizer, so that the metrics can match every word that the model generates. A model with a
+sub-word tokenizer has word pieces instead of words.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ BAD_ENDINGS = frozenset(_NOT_LAST.split())
 """Words that cannot end a complete caption ("... with a")."""
 
 NUMBERS = frozenset(("two", "three", "four", "five"))
-"""Content words that may repeat in a caption and that no caption ends with, like function words."""
+"""Content words that may repeat in a caption and cannot end a caption, like function words."""
 
 FUNCTION_WORDS = (BAD_ENDINGS | frozenset(_OTHER_FUNCTION_WORDS.split())) - NUMBERS
 """Words that are not content words, such as articles, prepositions and pronouns."""
 
 BLANK = "\N{OPEN BOX}"
-"""The symbol that is shown for a piece that is only a space."""
+"""The symbol that represents a piece without any character except a space."""
 
 
 def is_content_word(word: str) -> bool:
     """Return whether a word can be true or false of a photo, such as a noun or a number.
 
     Args:
-        word: A lower-case token of ``text.tokenizer``.
+        word: A lower-case token from ``text.tokenizer``.
     """
     return content_words([word])[0]
 
 
 def content_words(words: Iterable[str]) -> list[bool]:
-    """Return whether each word is a content word, faster than `is_content_word` word by word."""
+    """Return whether each word is a content word. This is faster than calling `is_content_word`."""
     return [word not in FUNCTION_WORDS and any(map(str.isalpha, word)) for word in words]
 
 
@@ -72,9 +72,9 @@ def content_words(words: Iterable[str]) -> list[bool]:
 class Vocabulary:
     """The words of a model and their token ids.
 
-    Ids 0 to 3 are the special tokens. The words follow, the most frequent word first. A model that
-    was trained on several styles has a start token for each style. The ids of these start tokens
-    come last. They are only inputs: the decoder never outputs them.
+    Ids 0 to 3 are the special tokens. The ids of the words follow, the most frequent word first. A
+    model with several caption styles has a start token for each style. The ids of these start
+    tokens come last. Start tokens are only inputs: the decoder never generates them.
 
     Raises:
         ConfigError: A word or style is repeated.
@@ -83,18 +83,19 @@ class Vocabulary:
     words: Sequence[str]
     """Distinct words in the order of their ids, without the special tokens."""
     styles: Sequence[str] = ()
-    """Names of the styles, the default style first. Empty: the model has one unnamed style."""
+    """Names of the styles, the default style first. Empty if the model has one unnamed style."""
     subwords: Subwords | None = None
-    """Sub-word tokenizer, or None if the words are tokens of ``text.tokenizer``."""
+    """Sub-word tokenizer, or None if the words are tokens from ``text.tokenizer``."""
 
     def __post_init__(self) -> None:
         self.words, self.styles = tuple(self.words), tuple(self.styles)
         if len(set(self.styles)) < len(self.styles):
-            raise ConfigError(f"styles {', '.join(self.styles)} repeat a name; use every name once")
+            names = ", ".join(self.styles)
+            raise ConfigError(f"styles lists {names}, but a name occurs twice; use each name once")
         self._ids = {word: token for token, word in enumerate(self.words, len(SPECIAL_NAMES))}
         if len(self._ids) < len(self.words):
             repeated = next(word for word, count in Counter(self.words).items() if count > 1)
-            raise ConfigError(f"the vocabulary repeats {repeated!r}; list every word once")
+            raise ConfigError(f"the vocabulary contains {repeated!r} twice; list each word once")
 
     @classmethod
     def count(
@@ -103,16 +104,16 @@ class Vocabulary:
         threshold: int = 5,
         styles: Sequence[str] = (),
     ) -> Vocabulary:
-        """Build the vocabulary of words that occur at least ``threshold`` times in captions.
+        """Build a vocabulary from the words that occur at least ``threshold`` times in captions.
 
-        The most frequent word comes first. Ties are in alphabetical order.
+        The most frequent word comes first. Words of equal frequency are in alphabetical order.
         """
         counts = Counter(word for words in captions for word in words)
         kept = [word for word, count in counts.items() if count >= threshold]
         return cls(sorted(kept, key=lambda word: (-counts[word], word)), styles)
 
     def extended(self, words: Iterable[str], styles: Iterable[str] = ()) -> Vocabulary:
-        """Return a vocabulary with words and styles added at the end, without duplicates."""
+        """Return a copy with new words and styles added at the end. Existing ones are skipped."""
         return Vocabulary(
             tuple(dict.fromkeys([*self.words, *words])),
             tuple(dict.fromkeys([*self.styles, *styles])),
@@ -131,22 +132,26 @@ class Vocabulary:
         return "words" if self.subwords is None else "bpe"
 
     def tokenize(self, text: str) -> list[str]:
-        """Split a caption into words or pieces, also into ones that are not in the vocabulary."""
+        """Split a caption into words or pieces, even if they are not in the vocabulary."""
         return self.subwords.tokenize(text) if self.subwords else tokenize(normalize(text))
 
     def known_words(self, text: str) -> list[str]:
-        """Split a caption into words, all of which must be in the vocabulary.
+        """Split a caption into words, and check that the vocabulary contains them.
 
         Raises:
-            ConfigError: The caption is empty, or has words outside the vocabulary.
+            ConfigError: The caption is empty, or the vocabulary lacks one of its words.
         """
         if not isinstance(text, str):
             raise ConfigError(f"the caption to explain is {text!r:.40}; pass a string")
         words = self.tokenize(text)
         unknown = [word for word in words if word not in self]
         if unknown or not words:
-            problem = f"the model does not know {', '.join(unknown)}" if unknown else "no words"
-            raise ConfigError(f"{text!r}: {problem}; use words from the model's config.json")
+            problem = "it has no words"
+            if unknown:
+                problem = f"the model does not know {', '.join(unknown)}"
+            raise ConfigError(
+                f"caption {text!r}: {problem}; use words from the model's config.json"
+            )
         return words
 
     def start(self, style: str = "") -> int:
@@ -158,7 +163,7 @@ class Vocabulary:
         if not style:
             return len(self) if self.styles else START
         if style not in self.styles:
-            known = f"use {', '.join(self.styles)}" if self.styles else "it has one style only"
+            known = f"use {', '.join(self.styles)}" if self.styles else "leave out the style"
             raise ConfigError(f"the model has no style {style!r}; {known}")
         return len(self) + self.styles.index(style)
 
@@ -167,27 +172,27 @@ class Vocabulary:
         return [self._ids.get(word, UNKNOWN) for word in words]
 
     def decode(self, tokens: Iterable[int]) -> list[str]:
-        """Return the words of token ids. Special tokens become ``<pad>``, ``<start>``, ..."""
+        """Return the words with these token ids. Special tokens become ``<pad>``, ``<end>``, ..."""
         offset = len(SPECIAL_NAMES)
         return [self.words[n - offset] if n >= offset else SPECIAL_NAMES[n] for n in tokens]
 
     def pieces(self, tokens: Iterable[int]) -> tuple[str, ...]:
-        """Return the text of each token with its spaces, or () if the vocabulary has whole words.
+        """Return the text of each piece with its spaces, or () if the vocabulary has whole words.
 
-        The joined texts are the caption.
+        The joined texts form the caption.
         """
         if self.subwords is None:
             return ()
         return tuple(piece.replace(SPACE, " ") for piece in self.decode(tokens))
 
     def shown(self, tokens: Iterable[int]) -> tuple[str, ...]:
-        """Return the words of token ids as captions show them: pieces without their spaces."""
+        """Return the words with these token ids for display. Pieces lose their spaces."""
         if self.subwords is None:
             return tuple(self.decode(tokens))
         return tuple(piece.strip() or BLANK for piece in self.pieces(tokens))
 
     def whole_words(self, words: Iterable[str]) -> list[int]:
-        """Return the token ids of words, ascending, without words that are not a single token."""
+        """Return the ids of all words that are a single token, in ascending order."""
         prefix = "" if self.subwords is None else SPACE
         return sorted([self._ids[prefix + word] for word in words if prefix + word in self._ids])
 
@@ -208,16 +213,16 @@ _PUNCTUATION = rf"{SPACE}?[^\P{{P}}'\u2019-]"
 
 @dataclass(frozen=True)
 class Subwords:
-    """A sub-word tokenizer: byte pair encoding of characters, trained on the captions of a model.
+    """A sub-word tokenizer: byte pair encoding of characters, trained on a model's captions.
 
-    Use it for languages that do not separate words by spaces (Chinese, Japanese, Thai, ...), or
-    that have too many forms of a word for a vocabulary. Captions keep their case and punctuation. A
-    piece may be a part of a word, a word or several words.
+    Use it for languages without spaces between words (Chinese, Japanese, Thai, ...). It is also
+    useful for languages in which a word has very many forms. Captions keep their case and
+    punctuation. A piece may be part of a word, a whole word or several words.
 
-    Training and splitting need the library `tokenizers`. Captioning does not.
+    Training and splitting text require the library `tokenizers`. Captioning does not.
 
-    Source: Sennrich et al. 2016 (arXiv:1508.07909); spaces inside pieces as in Kudo and Richardson
-    2018 (arXiv:1808.06226).
+    Source: Sennrich et al. 2016 (arXiv:1508.07909). Kudo and Richardson 2018 (arXiv:1808.06226) for
+    spaces inside pieces.
     """
 
     data: str
@@ -225,15 +230,16 @@ class Subwords:
 
     @classmethod
     def train(cls, captions: Sequence[str], size: int, threshold: int) -> Subwords:
-        """Learn pieces from captions. The result depends on nothing but the arguments.
+        """Learn the pieces from captions. Equal arguments always yield the same pieces.
 
         Args:
             captions: Captions, not tokenized.
-            size: Maximum number of pieces. Every character of the captions is always a piece.
-            threshold: Number of times that two adjacent pieces must occur to become a new piece.
+            size: Maximum number of pieces. Every character in the captions is always a piece.
+            threshold: Minimum number of times that two adjacent pieces must occur before they are
+                merged into a new piece.
 
         Raises:
-            ConfigError: The library `tokenizers` is missing.
+            ConfigError: The library `tokenizers` is not installed.
         """
         _require_library("data.tokenizer bpe")
         from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -274,13 +280,13 @@ class Subwords:
             numbers: dict[str, int] = json.loads(self.data)["model"]["vocab"]
             return tuple(sorted(numbers.keys() - {_UNKNOWN_PIECE}, key=numbers.__getitem__))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"the tokenizer contains no vocabulary ({error})") from error
+            raise ModelError(f"the sub-word tokenizer has no vocabulary ({error})") from error
 
     def tokenize(self, text: str) -> list[str]:
-        """Split a caption into pieces. A character that is not a piece is returned unchanged.
+        """Split a caption into pieces. Characters that are not a piece are returned unchanged.
 
         Raises:
-            ConfigError: The library `tokenizers` is missing.
+            ConfigError: The library `tokenizers` is not installed.
         """
         text = normalize(text)
         found = self._tokenizer.encode(text, add_special_tokens=False)
@@ -298,7 +304,7 @@ class Subwords:
         try:
             return Tokenizer.from_str(self.data)
         except Exception as error:  # the library raises no narrower class
-            raise ModelError(f"the tokenizer cannot be read ({error})") from error
+            raise ModelError(f"the sub-word tokenizer cannot be read ({error})") from error
 
 
 def _require_library(purpose: str) -> None:
@@ -306,5 +312,5 @@ def _require_library(purpose: str) -> None:
         import tokenizers  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            f"{purpose} needs the library tokenizers to split text; pip install tokenizers"
+            f"{purpose} needs the library 'tokenizers' to split text; run: pip install tokenizers"
         ) from error

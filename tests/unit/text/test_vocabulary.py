@@ -72,7 +72,7 @@ def test_the_text_of_a_special_token_is_an_ordinary_word(name) -> None:
 
 
 def test_repeated_words_raise() -> None:
-    with pytest.raises(ConfigError, match="repeats 'dog'"):
+    with pytest.raises(ConfigError, match="contains 'dog' twice"):
         Vocabulary(["a", "dog", "cat", "dog"])
 
 

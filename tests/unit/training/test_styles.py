@@ -53,7 +53,7 @@ def test_each_style_has_its_own_start_token() -> None:
     assert words != Vocabulary(["a", "dog"])
     with pytest.raises(ConfigError, match="'shy'; use plain, loud"):
         words.start("shy")
-    with pytest.raises(ConfigError, match="one style only"):
+    with pytest.raises(ConfigError, match="leave out the style"):
         Vocabulary(["a"]).start("plain")
     with pytest.raises(ConfigError, match="repeat"):
         Vocabulary(["a"], ["plain", "plain"])
