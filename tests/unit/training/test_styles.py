@@ -55,7 +55,7 @@ def test_each_style_has_its_own_start_token() -> None:
         words.start("shy")
     with pytest.raises(ConfigError, match="leave out the style"):
         Vocabulary(["a"]).start("plain")
-    with pytest.raises(ConfigError, match="repeat"):
+    with pytest.raises(ConfigError, match="occurs twice"):
         Vocabulary(["a"], ["plain", "plain"])
 
 
