@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from captioner.cli.rows import Name, Row
-from captioner.data.cells import SafeWriter, plain_cell
+from captioner.data.cells import DIGEST, SafeWriter, digest_cell, plain_cell
 from captioner.errors import ConfigError
 from captioner.messages import clock, first_line, printable
 
@@ -129,10 +129,11 @@ class _Csv(CaptionFormat):
                     line["unsure"] = {True: "yes", False: "no", None: ""}[caption["unsure"]]
                 if "keywords" in row["captions"][0]:  # only the best caption has them
                     line["keywords"] = _keywords(caption)
+                line[DIGEST] = digest_cell(caption["text"])
                 writer = writer or SafeWriter(file, line)
                 writer.write_row(line)
         if writer is None:
-            print("image,rank,caption,log_prob,confidence", file=file)
+            print(f"image,rank,caption,log_prob,confidence,{DIGEST}", file=file)
 
     def read(self, text: str, names: Iterable[Name]) -> Iterator[Row]:  # noqa: ARG002
         text = re.sub(r'\A"?sep=.?"?\r?\n', "", text)

@@ -49,7 +49,8 @@ ALSO_REMOVES = "also removes"
 """Mark of an option that can be combined with --remove of captioner apply."""
 
 Row = dict[str, Any]
-"""``{"captions": [...]}`` of one photo, or ``{"error": message}`` if the photo failed."""
+"""``{"captions": [...]}`` of one photo, or ``{"error": message}`` if the photo failed. A caption
+with ``by_person`` is written without the mark of captioner."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,11 +98,10 @@ class Store:
     """Treatment of existing captions, as in ``SidecarOptions``. None stops with an error."""
     subfolders: Mapping[Path, Path] = field(default_factory=dict)
     """Subfolder for the copy of each photo. Copies of unlisted photos go into the folder itself."""
-    machine: bool = True
-    """True if captioner generated the captions. Captions in XMP and IPTC are then marked as
-    captioner's."""
     written: int = 0
     """Number of captions written so far."""
+    by_people: int = 0
+    """Number of captions among them that count as texts by people, so they have no mark."""
     warn: Callable[[str], None] = _ignore
     """Function that receives messages other than errors, such as the number of skipped photos."""
 
@@ -221,12 +221,15 @@ class Store:
         self,
         photos: Iterable[Path],
         captioned: Callable[[Sequence[Path]], Iterable[Row]],
+        texts: Mapping[Path, str] | None = None,
     ) -> Iterator[Row]:
         """Check all photos, then write each caption as soon as it is generated.
 
         Args:
             photos: The photos.
             captioned: Function that returns a row for each photo that needs a caption, in order.
+            texts: The captions by photo, if they are known before. If captioner already wrote the
+                same caption there, the file is left unchanged and keeps its mark.
 
         Yields:
             The rows of the captions written, and a row with an error for each photo that failed.
@@ -235,7 +238,7 @@ class Store:
             ConfigError: A photo has a caption and ``existing`` is None, or two photos have the same
                 target.
         """
-        needed, existing, problems = self._check(photos)
+        needed, existing, problems = self._check(photos, texts or {})
         problems += filter(None, (self._keep(photo, None) for photo in existing))
         yield from ({"error": problem} for problem in problems)
         for photo, one in zip(needed, captioned(needed), strict=True):
@@ -243,15 +246,22 @@ class Store:
             if one.get("captions"):
                 best = one["captions"][0]
                 words = [keyword["word"] for keyword in best.get("keywords", ())]
-                problem = self._keep(photo, best["text"], words, best.get("confidence"))
+                person = bool(best.get("by_person"))
+                mark = None if person else Mark(best.get("confidence"))
+                problem = self._keep(photo, best["text"], words, mark)
                 self.written += not problem
+                self.by_people += person and not problem
             yield {"error": problem} if problem else one
         where = f"copies in {self.folder}" if self.folder else "the photos"
         if kind := self.options.sidecar:
             where = f".{kind} files next to {where}"
-        self.warn(f"{counted(self.written, 'caption')} written to {where}")
+        kept = "count as texts by people, so captioner apply --remove keeps them"
+        people = f"; {self.by_people:,} {kept}" if self.by_people else ""
+        self.warn(f"{counted(self.written, 'caption')} written to {where}{people}")
 
-    def _check(self, photos: Iterable[Path]) -> tuple[list[Path], list[Path], list[str]]:
+    def _check(
+        self, photos: Iterable[Path], texts: Mapping[Path, str]
+    ) -> tuple[list[Path], list[Path], list[str]]:
         """Check every photo before any caption is written.
 
         Returns:
@@ -260,11 +270,14 @@ class Store:
         """
         owners: dict[Path, Path] = {}
         existing: list[Path] = []
+        unchanged: list[Path] = []
         problems: list[str] = []
         for photo in photos:
             try:
                 there = self.found(photo)
-                if there and (self.existing in (None, "skip") or self._is_other(there)):
+                if there and there.own and there.text == texts.get(photo):
+                    unchanged.append(photo)
+                elif there and (self.existing in (None, "skip") or self._is_other(there)):
                     existing.append(photo)
             except (DataError, OSError) as error:
                 problems.append(self._problem(photo, error))
@@ -293,8 +306,14 @@ class Store:
                 f"{first_of(newer)} changed after the caption was written; to caption a "
                 "changed photo again, use --existing replace"
             )
-        kept = {*existing}
-        return [photo for photo in owners.values() if photo not in kept], existing, problems
+        if unchanged:
+            self.warn(
+                f"{counted(len(unchanged), 'photo')} left unchanged, with the same caption by "
+                "captioner"
+            )
+        kept = [*existing, *unchanged]
+        left = {*kept}
+        return [photo for photo in owners.values() if photo not in left], kept, problems
 
     def _is_older(self, target: Path, photo: Path) -> bool:
         """Return whether a sidecar was written before its photo was modified."""
@@ -313,7 +332,7 @@ class Store:
         photo: Path,
         text: str | None,
         keywords: Sequence[str] = (),
-        confidence: float | None = None,
+        mark: Mark | None = None,
     ) -> str:
         """Write a caption, or keep the photo's own caption if ``text`` is None.
 
@@ -326,7 +345,7 @@ class Store:
         """
         try:
             if text is not None:
-                self.write(photo, text, keywords, Mark(confidence) if self.machine else None)
+                self.write(photo, text, keywords, mark)
             elif self.folder is not None and not self.target(photo).exists():
                 _replace(self.target(photo), photo, photo.read_bytes())
         except (DataError, OSError) as error:

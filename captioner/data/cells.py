@@ -16,6 +16,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import IO, Any
 
+from captioner.data.xmp import text_digest
+
+DIGEST = "digest"
+"""The column with the digest of a caption that captioner wrote (see `digest_cell`)."""
+
 _FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
@@ -28,6 +33,14 @@ def safe_cell(text: str) -> str:
 def plain_cell(cell: str) -> str:
     """Return the original text of a cell that `safe_cell` may have changed."""
     return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
+
+
+def digest_cell(text: str) -> str:
+    """Return the digest of a caption, which shows whether somebody has changed the caption since.
+
+    The prefix prevents spreadsheets from reading the digest as a number.
+    """
+    return f"sha256:{text_digest(text)}"
 
 
 class SafeWriter:

@@ -27,7 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from captioner.data.cells import plain_cell
+from captioner.data.cells import DIGEST, digest_cell, plain_cell
 from captioner.data.coco import caption_text, read_json, read_photos, whole_number
 from captioner.data.example import NO_ID, UNSPLIT, Example
 from captioner.data.folders import NamedFiles, find_images
@@ -191,6 +191,30 @@ def read_table(
         raise DataError(
             f"{path}:{reader.line_num} is not valid CSV ({error}); correct the line"
         ) from error
+
+
+def unchanged_captions(
+    source: str | Path, columns: ColumnOptions = USUAL
+) -> dict[tuple[str, str], float | None]:
+    """Return the captions of a CSV file that nobody has changed since captioner wrote it.
+
+    The column ``digest`` shows this. Other files have no such captions.
+
+    Returns:
+        The confidence of each caption, by photo and caption. It is None if it is unknown.
+    """
+    path = find_source(source)
+    found: dict[tuple[str, str], float | None] = {}
+    if path.is_dir() or detect_layout(path, columns) != "csv":
+        return found
+    for where, row in read_table(path, columns):
+        photo = _row(where, row, columns)
+        text = photo.captions[0].strip()
+        if row.get(DIGEST) == digest_cell(text):
+            sure = row.get("confidence", "")
+            known = re.fullmatch(r"0(\.\d+)?|1(\.0+)?", sure)
+            found[str(photo.path), text] = float(sure) if known else None
+    return found
 
 
 def _header(text: str, columns: ColumnOptions) -> tuple[str, list[str]]:

@@ -27,7 +27,12 @@ from captioner.data.dataset import EMPTY
 from captioner.data.folders import NamedFiles, natural
 from captioner.data.formats import format_by_name
 from captioner.data.images import image_size
-from captioner.data.importers import find_source, import_captions, photo_folder
+from captioner.data.importers import (
+    find_source,
+    import_captions,
+    photo_folder,
+    unchanged_captions,
+)
 from captioner.data.options import ColumnOptions
 from captioner.data.photo_metadata import require_exiftool
 from captioner.errors import CaptionerError, ConfigError, DataError
@@ -41,6 +46,9 @@ _FLAG = re.compile(
     r"--([a-z]+(?:-[a-z]+)*)(?: (txt|xmp|skip|replace-own|replace|append|prepend|photo\.jpg\.xmp))?"
 )
 """An option in its command line spelling, with its value if the option is a choice."""
+
+_Caption = dict[str, Any]
+"""A caption of a table, in the form that a store writes (see `caption_store.Row`)."""
 
 
 # --- functions of the package ---------------------------------------------------------------------
@@ -80,7 +88,6 @@ def write_caption(
     path, row = Path(photo), _row(caption, keywords)
     with _python_spelling():
         store = _store(options, force=force)
-        store.machine = isinstance(caption, Caption)
         for found in store.write_all([path], lambda needed: [row for _ in needed]):
             if "error" in found:
                 raise DataError(found["error"])
@@ -129,7 +136,8 @@ def apply_captions(
 ) -> Applied:
     """Write the captions of a table into their photos, copies or sidecar files.
 
-    The texts count as written by a person. A photo that fails does not stop the rest.
+    The texts count as written by a person, except the captions in a CSV file of captioner that
+    nobody has changed. A photo that fails does not stop the rest.
 
     Args:
         captions: A CSV or JSON Lines file with the columns ``image`` and ``caption``.
@@ -154,7 +162,7 @@ def apply_captions(
 def _row(caption: Caption | str, keywords: Sequence[str]) -> dict[str, Any]:
     """Return a caption as a row that `Store.write_all` accepts."""
     if isinstance(caption, str):
-        data: dict[str, Any] = {"text": caption}
+        data: dict[str, Any] = {"text": caption, "by_person": True}
     elif isinstance(caption, Caption):
         data = caption.to_dict()
     else:
@@ -234,11 +242,11 @@ def apply_table(
         advice = "set --images to the folder of the photos"
         raise DataError(f"{table}: no photo can be used ({problems[0]}); {advice}")
     yield from (f"{table}: {problem}" for problem in problems)
-    # A person may have chosen the texts, so they are not marked as captioner's.
-    store.machine = False
     store.subfolders = {photo: photo.relative_to(folder).parent for photo in photos}
     found = store.write_all(
-        photos, lambda needed: ({"captions": [{"text": photos[photo]}]} for photo in needed)
+        photos,
+        lambda needed: ({"captions": [photos[photo]]} for photo in needed),
+        {photo: one["text"] for photo, one in photos.items()},
     )
     yield from (one["error"] for one in found if "error" in one)
 
@@ -292,12 +300,12 @@ def _photos(names: Iterable[str]) -> Iterator[Path]:
             yield from (photo for photo in photos if photo.is_file())
 
 
-def _find(captions: Mapping[str, str], folder: Path) -> tuple[dict[Path, str], list[str]]:
+def _find(captions: Mapping[str, _Caption], folder: Path) -> tuple[dict[Path, _Caption], list[str]]:
     """Return the captions by photo of a folder, and a message for each name without a photo.
 
     The table may come from an unknown source, so only images below the folder count as photos.
     """
-    files, photos, problems = NamedFiles(folder), dict[Path, str](), []
+    files, photos, problems = NamedFiles(folder), dict[Path, _Caption](), []
     for name, text in captions.items():
         try:
             photo = files.find_below(_inside(name, folder))
@@ -320,7 +328,7 @@ def _inside(name: str, folder: Path) -> str:
     return name
 
 
-def _read(table: str, columns: ColumnOptions, warn: Callable[[str], None]) -> dict[str, str]:
+def _read(table: str, columns: ColumnOptions, warn: Callable[[str], None]) -> dict[str, _Caption]:
     """Return the first caption of each photo. Photos without a caption are counted in a warning."""
     photos = import_captions(table, columns=columns)
     captions = {str(p.path): p.captions[0].strip() for p in photos if p.captions}
@@ -329,4 +337,11 @@ def _read(table: str, columns: ColumnOptions, warn: Callable[[str], None]) -> di
         warn(f"{table}: {counted(left, 'photo')} left out because the caption is missing")
     if not found:
         raise DataError(f"{table} has no captions; fill in its caption column")
-    return found
+    # A person may have chosen the other texts, so they are not marked as captioner's.
+    machine = unchanged_captions(table, columns)
+    return {
+        name: {"text": text, "confidence": machine.get((name, text))}
+        if (name, text) in machine
+        else {"text": text, "by_person": True}
+        for name, text in found.items()
+    }

@@ -79,7 +79,7 @@ def find_description(packet: bytes) -> Found:
     text = next(
         filter(None, map(str.strip, chain(default, (i.text for i in found), attributes))), ""
     )
-    own = bool(text) and _digest(text) in texts_of(elements, _DIGEST)
+    own = bool(text) and text_digest(text) in texts_of(elements, _DIGEST)
     return Found(text, own, tuple(texts_of(elements, _ADDED)) if own else ())
 
 
@@ -121,7 +121,7 @@ def set_description(
             before = texts_of(elements, _ADDED) if find_description(body).own else ()
             ours = [*before, *new_keywords([*known, *before], added)]
             new[_WRITER], new[_VERSION] = WRITER.encode(), __version__.encode()
-            new[_CONFIDENCE], new[_DIGEST] = certain.encode(), _digest(text).encode()
+            new[_CONFIDENCE], new[_DIGEST] = certain.encode(), text_digest(text).encode()
             new[_ADDED] = rdf_bag(ours) if ours else b""
         elif is_own_writer(*texts_of(elements, _WRITER)):
             new[_WRITER] = b""
@@ -183,5 +183,6 @@ def is_own_writer(*names: str) -> bool:
     return any(name.startswith("captioner ") for name in names)
 
 
-def _digest(text: str) -> str:
+def text_digest(text: str) -> str:
+    """Return the first 16 digits of the SHA-256 of a text, without white space around it."""
     return hashlib.sha256(text.strip().encode()).hexdigest()[:16]

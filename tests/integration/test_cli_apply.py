@@ -15,7 +15,6 @@ from captioner.cli.main import FAILED, OK, USAGE, main
 from captioner.data.metadata import (
     Mark,
     embed_description,
-    embedded_description,
     find_embedded,
     read_description,
     set_description,
@@ -33,12 +32,13 @@ def album(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("album")
-def test_corrected_captions_reach_photos(tiny) -> None:
+def test_corrected_captions_reach_photos(tiny, capsys) -> None:
     """From ``caption`` to a spreadsheet, then ``apply``, which imports tables as training does."""
     photos = [f"holiday/{name}" for name in ("a.jpg", "b.png", "sub/a.jpg")]
     assert main(["caption", *photos, "-o", "captions.csv", "--model", str(tiny.model)]) == OK
     header, first, *others = Path("captions.csv").read_text().splitlines()
-    first = f'{first.split(",")[0]},1,"a ""red"" door, half open – für Zoë",,'
+    start, _, digest = first.partition(",")[0], *first.rpartition(",")[1:]
+    first = f'{start},1,"a ""red"" door, half open – für Zoë",,,{digest}'
     table = "\r\n".join([header, first, *others])
     Path("captions.csv").write_bytes(f"\ufeff{table}\r\n".encode())  # as Excel saves it
 
@@ -49,7 +49,15 @@ def test_corrected_captions_reach_photos(tiny) -> None:
     assert read_description(Path("holiday/a.xmp").read_bytes()) == text
     for photo, caption in zip(photos, [text, *(row.split(",")[2] for row in others)], strict=True):
         for written in (Path(photo), Path("copies", photo)):
-            assert embedded_description(written.read_bytes()) == caption
+            found = find_embedded(written.read_bytes())
+            assert (found.text, found.own) == (caption, caption != text)
+    before = Path("holiday/b.png").read_bytes()
+    capsys.readouterr()
+    assert main(["apply", "captions.csv", "--in-place", "--existing", "replace-own"]) == OK
+    assert "2 photos left unchanged, with the same caption by captioner" in capsys.readouterr().err
+    assert Path("holiday/b.png").read_bytes() == before
+    assert main(["apply", "--remove", "holiday"]) == OK
+    assert "4 captions removed; 2 texts by people kept" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("album")

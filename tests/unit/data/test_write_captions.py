@@ -12,8 +12,9 @@ from PIL import Image
 
 import captioner
 from captioner.caption_types import Caption
+from captioner.data.cells import digest_cell
 from captioner.data.images import open_image
-from captioner.data.metadata import find_embedded, find_in_sidecar
+from captioner.data.metadata import embed_description, find_embedded, find_in_sidecar
 from captioner.errors import ConfigError, DataError
 
 TIME = 1_600_000_000_000_000_000
@@ -130,3 +131,28 @@ def test_apply_writes_a_table(photo: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="force=True"):
         captioner.apply_captions(table, in_place=True)
     assert captioner.apply_captions(table, images=tmp_path, in_place=True, force=True).written == 1
+
+
+def test_captions_in_a_table_that_nobody_changed_stay_machine_written(
+    photo: Path, tmp_path: Path
+) -> None:
+    table = tmp_path / "captions.csv"
+    changed, same = (f"a.jpg,{text},0.75,{digest_cell('a dog')}" for text in ("Rex", "a dog"))
+    for row, own in ((changed, False), (same, True), ("a.jpg,a dog,0.75,", False)):
+        table.write_text(f"image,caption,confidence,digest\n{row}\n")
+        captioner.apply_captions(table, in_place=True, force=True)
+        assert find_embedded(photo.read_bytes()).own is own
+        photo.write_bytes(embed_description(photo.read_bytes(), "old"))
+
+
+def test_the_same_caption_keeps_its_mark(photo: Path, tmp_path: Path) -> None:
+    table = tmp_path / "mine.csv"
+    table.write_text("image,caption\na.jpg,a dog\n")
+    for place in ({"in_place": True}, {"sidecar": "xmp"}):
+        path = captioner.write_caption(photo, dog(), **place)
+        before = path.read_bytes()
+        for options in ({}, {"force": True}, {"existing": "replace-own"}):
+            assert captioner.apply_captions(table, **place, **options).written == 0
+        assert path.read_bytes() == before
+    assert captioner.apply_captions(table, embed=tmp_path / "copies").written == 0
+    assert find_embedded((tmp_path / "copies/a.jpg").read_bytes()).own
