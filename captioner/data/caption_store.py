@@ -73,7 +73,7 @@ class SidecarOptions:
     photo.xmp)."""
     existing: Literal["skip", "replace", "replace-own", "append", "prepend"] | None = None
     """Choose what happens to existing captions (default: stop with an error). skip: keep existing
-    captions; --embed copies these photos unchanged. replace: replace all existing captions, like
+    captions (--embed copies these photos unchanged). replace: replace all existing captions, like
     --force. replace-own: replace only captions that captioner wrote and nobody changed. append,
     prepend: add the new caption after or before the existing text, with a comma (--sidecar txt
     only)."""

@@ -123,7 +123,7 @@ class FeatureCache:
         return f"recreate the features with: {COMMAND} -o {self.folder} --force"
 
     def has(self, image_id: int) -> bool:
-        """Return whether a photo has a row. Unknown and unreadable photos have no row."""
+        """Return whether the cache contains the features of a photo (not if it is unreadable)."""
         row = self._index.get(image_id)
         return row is not None and bool(self.records[row]["readable"])
 
@@ -294,7 +294,7 @@ class FeatureWriter:
 
     @property
     def missing_bytes(self) -> int:
-        """The disk space that is still needed (bytes)."""
+        """The disk space that the missing features need (bytes)."""
         rows = self.folder / ROWS
         return max(0, self.bytes - (512 * rows.stat().st_blocks if rows.exists() else 0))
 

@@ -150,8 +150,10 @@ def open_image(
             if image.info.get("progressive"):
                 scans, most = _count_scans(image), min(MAX_SCANS, MAX_SCANNED // math.prod(size))
                 if scans > most:
-                    limit = f"the limit at this size is {most}; save the image again"
-                    raise LargeImageError(f"the JPEG has {scans:,} scans, but {limit}")
+                    raise LargeImageError(
+                        f"the JPEG has {scans:,} scans, but the limit at this size is {most}; save "
+                        "the image again"
+                    )
             if image.format in {"HEIF", "AVIF"}:
                 _check_heif(image)
             if min_side is not None and image.format in {"JPEG", "MPO"}:
@@ -545,8 +547,10 @@ def _raw_preview(file: BinaryIO) -> BinaryIO:
         reason = error.args[0] if error.args else type(error).__name__
         problem = reason.decode() if isinstance(reason, bytes) else str(reason)
     if problem:
-        advice = "export the photo as JPEG with your photo software"
-        raise ImageError(f"the preview in the camera RAW file is unusable ({problem}); {advice}")
+        raise ImageError(
+            f"the preview in the camera RAW file is unusable ({problem}); export the photo as JPEG "
+            "with your photo software"
+        )
     return io.BytesIO(preview)  # LibRaw adds EXIF where it is missing
 
 

@@ -75,7 +75,7 @@ def captions(resources: Iterable[Resource]) -> list[str]:
 
 
 def texts(iptc: bytes, dataset: tuple[int, int] = _CAPTION) -> list[str]:
-    """Return the captions in IPTC data, or the texts of another dataset."""
+    """Return the captions in IPTC data, or the texts of the given dataset."""
     values = (
         one.value.decode(errors="replace").strip()
         for one in _datasets(iptc)[0]

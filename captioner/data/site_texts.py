@@ -47,8 +47,10 @@ def read_reviewed(table: str | Path) -> tuple[list[SiteImage], list[str]]:
                 f"{where}: the column 'reviewed' has {mark!r}; enter yes or leave it empty"
             )
         elif one.changed:
-            advice = "enter yes in the column 'reviewed'"
-            problems.append(f"{where}: the text was changed but is not reviewed; {advice}")
+            problems.append(
+                f"{where}: the text was changed but is not reviewed; enter yes in the column "
+                "'reviewed'"
+            )
     return images, problems
 
 

@@ -85,9 +85,10 @@ class Video:
         if "image2" in container.format.name or container.format.name.endswith("_pipe"):
             raise ImageError("the file is a photo, not a video; leave out --every to caption it")
         if stream.width * stream.height > MAX_PIXELS:
-            size = f"{stream.width} x {stream.height} pixels"
-            limit = f"the limit is {MAX_PIXELS:,} pixels per frame; scale the video down"
-            raise ImageError(f"the video is {size}, but {limit}")
+            raise ImageError(
+                f"the video is {stream.width} x {stream.height} pixels, but the limit is "
+                f"{MAX_PIXELS:,} pixels per frame; scale the video down"
+            )
         stream.codec_context.options = {"max_pixels": str(MAX_PIXELS)}
         stream.thread_type = "AUTO"
         self._container, self._stream = container, stream

@@ -239,8 +239,10 @@ def apply_table(
     folder = photo_folder(find_source(table), images, columns)
     photos, problems = _find(captions, folder)
     if not photos:
-        advice = "set --images to the folder of the photos"
-        raise DataError(f"{table}: no photo can be used ({problems[0]}); {advice}")
+        raise DataError(
+            f"{table}: no photo can be used ({problems[0]}); set --images to the folder of the "
+            "photos"
+        )
     yield from (f"{table}: {problem}" for problem in problems)
     store.subfolders = {photo: photo.relative_to(folder).parent for photo in photos}
     found = store.write_all(

@@ -71,7 +71,7 @@ def opened_packet(packet: bytes) -> Opened:
 def edited_packet(packet: bytes | None, edit: Callable[[bytes], bytes]) -> bytes | None:
     """Return a packet after an edit of its XML, or None if the edit leaves nothing.
 
-    None and a packet without XML are edited as a new packet.
+    If ``packet`` is None or contains no XML, a new packet is edited.
     """
     opened = opened_packet(packet or b"")
     if not opened.body or not parse_packet(opened.body):
