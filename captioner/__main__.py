@@ -1,4 +1,4 @@
-"""Entry point of ``python -m captioner`` and ``torchrun -m captioner``."""
+"""The entry point for ``python -m captioner`` and ``torchrun -m captioner``."""
 
 import sys
 

@@ -16,7 +16,7 @@ exits with 1 or 2. The option ``--debug`` adds a traceback.
 
 
 class CaptionerError(Exception):
-    """Base class of all exceptions that captioner raises on purpose."""
+    """The base class of all exceptions that captioner raises on purpose."""
 
 
 class ConfigError(CaptionerError):

@@ -61,9 +61,10 @@ class Axis(NamedTuple):
         return borders.clip(self.start, self.stop)
 
     def middles(self, count: int) -> Array:
-        """Return one point for each region, (count,): its centre, or the middle of its inner part.
+        """Return one point in each region that the encoder sees, (count,).
 
-        The middle of the inner part is used if the region extends beyond start or stop.
+        The point is the region's centre. If the region extends beyond start or stop, the point is
+        the middle of the part between them.
         """
         centres = self.centres(count)
         low, high = centres - self.pitch / 2, centres + self.pitch / 2
@@ -73,7 +74,7 @@ class Axis(NamedTuple):
     def samples(
         self, pixels: int, count: int, *, smooth: bool
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Return the index of the region at each pixel along the axis, possibly with a fraction.
+        """Return the region's index at each pixel along the axis. It can have a fraction.
 
         The axis must be in fractions of the photo.
 
@@ -127,7 +128,9 @@ class Geometry(NamedTuple):
             ) from error
         for axis in (y, x):
             if not (math.isfinite(axis.first) and axis.pitch > 0 and axis.start < axis.stop):
-                raise ConfigError(f"geometry has an invalid {axis}; use pitch > 0, start < stop")
+                raise ConfigError(
+                    f"geometry has an invalid {axis}; use a pitch above 0 and start below stop"
+                )
         return cls(y, x)
 
     def from_centre(self, grid: tuple[int, ...]) -> Array:

@@ -219,7 +219,7 @@ Photo = tuple[str, Any]
 
 
 class RemoteFile:
-    """A binary file in memory that contains a photo, or the error why the photo is missing."""
+    """A binary file in memory that contains a photo, or an error that explains its absence."""
 
     def __init__(self, name: str, data: bytes | str) -> None:
         """Create a file with these bytes, or with an error message that ``read`` will raise."""

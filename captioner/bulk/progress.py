@@ -22,7 +22,13 @@ class Log:
     """
 
     def __init__(self, parts: int, finished: int, say: Callable[[str], None]) -> None:
-        """Set the number of parts, how many an earlier run finished, and the print function."""
+        """Create a log for a job.
+
+        Args:
+            parts: Number of parts of the job.
+            finished: Number of parts that an earlier run has finished.
+            say: Function that prints a report.
+        """
         self.parts, self._earlier, self._say = parts, finished, say
         self.done = self.photos = self.failed = 0
         self._new = self._new_photos = 0

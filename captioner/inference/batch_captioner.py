@@ -262,9 +262,7 @@ class BatchCaptioner(Portable):
                 "photo; use 0, or run scripts/fit_reading.py and captioner calibrate"
             )
         if type(alternatives) is not int or alternatives < 0:
-            raise ConfigError(
-                f"alternatives is {alternatives!r}; use an integer, 0 for no alternatives or more"
-            )
+            raise ConfigError(f"alternatives is {alternatives!r}; use an integer of at least 0")
 
     def _encode(
         self, photos: Sequence[Prepared], method: ExplanationMethod = "attention"
@@ -394,7 +392,7 @@ class BatchCaptioner(Portable):
 
     @cached_property
     def _rows(self) -> NDArray[np.int64]:
-        """The index of each token's stem, or a constant of ``search.worth``, (V,)."""
+        """The index of each token's stem, (V,), or a constant from ``search.worth``."""
         vocabulary, reading = self.stored.vocabulary, self.stored.reading
         if reading is None:
             return np.full(len(vocabulary), FUNCTION_WORD)

@@ -60,7 +60,7 @@ class CaptionScores(NamedTuple):
     """Context gates, (B, R, T)."""
 
     def hypothesis(self, row: int, tokens: list[int]) -> Hypothesis:
-        """Return the first caption of a photo as a search would return it, in NumPy arrays."""
+        """Return the first caption of a photo in the form of a search result, with NumPy arrays."""
         length = len(tokens)
         log_probs = self.log_probs[row, 0, np.arange(length + 1), [*tokens, END]]
         return Hypothesis(
@@ -179,7 +179,7 @@ class Ensemble:
         return Prepared(pixels, self.engines[0].preprocessing.crop_box(*image.size))
 
     def encode(self, photos: Sequence[Prepared]) -> list[Any]:
-        """Encode photos, and return one object of encoded photos (grids) per model."""
+        """Encode photos, and return their encoded form (grids) for each model."""
         with self.engines[0].running():
             return [
                 engine.encode(np.stack([photo.pixels[number] for photo in photos]))

@@ -32,8 +32,8 @@ def find_model(folder: str | Path, revision: str | None = None, **hub_options: A
         return hub.fetch(hub.parse(folder, revision), MODEL_FILES, **hub_options)
     if revision is not None:
         raise ConfigError(
-            f"revision is {revision!r}, but the local folder {folder} has no revisions; leave it "
-            "out, or use a model on the hub (hf:user/name)"
+            f"revision is {revision!r}, but the local folder {folder} has no revisions; leave "
+            "out revision, or use a model on the hub (hf:user/name)"
         )
     path = Path(folder)
     if not path.exists() and str(folder) == SHIPPED:

@@ -194,7 +194,9 @@ def _run(session: Any, names: list[str], given: Arrays) -> Arrays:
 
 def _require_numbers(values: NDArray[Any]) -> None:
     if np.isnan(values).any():
-        raise ModelError("the model's results are NaN, so its weights are damaged; export it again")
+        raise ModelError(
+            "the model's results are NaN, so its weights are damaged; export the model again"
+        )
 
 
 def _providers(device: str, folder: Path) -> list[str]:

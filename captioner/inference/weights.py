@@ -1,4 +1,4 @@
-"""Reading and writing of a model's weights, and building of its network in torch."""
+"""Reads and writes a model's weights, and builds its network in torch."""
 
 from __future__ import annotations
 
