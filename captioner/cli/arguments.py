@@ -4,8 +4,8 @@
     options, _ = new.parse(["--port", "80"])
 
 The docstring of the dataclass describes the command. Fields of its base classes form groups in the
-help, titled by the first line of the base's docstring. Users may type options with dashes or
-underscores.
+help, titled by the first line of the base's docstring. Users may type the names of options with
+dashes or underscores.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
     ) -> None:
         """Add an option for each field of the command's ``options``, and of ``more``.
 
-        The model or the config file has the values of the options in ``more``; only the values that
-        the user sets are returned. Fields that are dataclasses themselves (the sections of a
-        training config) are not added. If two options have the same name, the first is used. With
+        The model or the config file sets the options in ``more``, so only the values that the user
+        types are returned. Fields that are dataclasses themselves (the sections of a training
+        config) are not added. If two options have the same name, the first is used. With
         ``environment``, variables such as ``CAPTIONER_PORT`` set options that the command line does
         not set.
         """
@@ -65,7 +65,7 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
         self.fields: dict[str, OptionField] = {}
         """All options by name."""
         self._groups: dict[str, Any] = {"": self._optionals}
-        """Groups of options by the name of their dataclass; the command's own options come first.
+        """Groups of options by the name of their dataclass. The command's own options come first.
         """
         self._settings: list[str] = []
         """Names of the settings in sections, such as ``training.lr``."""
@@ -75,7 +75,7 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
         self.add_argument(*HELP, action="store_true", help="Show this help and exit.")
 
     def parse(self, argv: Sequence[str]) -> tuple[Options, dict[str, Any]]:
-        """Return the command's options, and all options that the user set, by name.
+        """Return the command's options, and a dictionary of all options that the user set, by name.
 
         If the user asks for the help, print it and exit.
         """
@@ -95,13 +95,13 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
                 hint = f"; to name the file {typed}, write ./{typed}"
             if typed[2:] in self.fields:  # a positional argument
                 hint = f"; write its value without {typed}"
-            self.error(f"unknown option {typed}{hint}")
+            self.error(f"{typed} is an unknown option{hint}")
         extra += argv[end + 1 :]
         lists = [n for n, f in self.fields.items() if f.shown.positional and f.is_list]
         if extra and not lists:
             has_model = "--model" in self._option_string_actions
             hint = f"; did you mean --model {extra[0]}?" if has_model else ""
-            self.error(f"unexpected argument {extra[0]!r}{hint}")
+            self.error(f"argument {extra[0]!r} was not expected{hint}")
         given = self._read_environment() | vars(found)
         if extra:
             given[lists[0]] = [*given.get(lists[0], []), *extra]
@@ -118,10 +118,10 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
             self.error(f"{typed} is a setting, not an option; write {name}={value}")
 
     def _read_environment(self) -> dict[str, Any]:
-        """Return the options that environment variables set. In lists, commas separate the entries.
+        """Return the options that environment variables set.
 
-        Addresses such as ``tcp://...`` are ignored, because Kubernetes sets ``CAPTIONER_PORT`` to
-        one if a service is named captioner.
+        Commas separate the entries of a list. Addresses such as ``tcp://...`` are ignored: if a
+        service is named captioner, Kubernetes sets ``CAPTIONER_PORT`` to such an address.
         """
         given: dict[str, Any] = {}
         for name, field in self.fields.items() if self._environment else ():
@@ -185,7 +185,8 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
     def format_help(self) -> str:
         """Return the help.
 
-        The texts and placeholders of options are added here, because only the help needs them.
+        The help text and placeholder of each option are added here, because nothing else needs
+        them.
         """
         for action in self._actions:
             if field := self.fields.get(action.dest):
@@ -195,7 +196,7 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
 
 
 def settings_help(config: type) -> str:
-    """Return a list of the settings in all sections of a dataclass, in the form that users type."""
+    """Return a list of all settings in the sections of a dataclass, as users type them."""
     parser = argparse.ArgumentParser(add_help=False, usage=argparse.SUPPRESS)
     for section, fields in option_fields(config).items():
         if dataclasses.is_dataclass(fields.type):
@@ -235,7 +236,10 @@ class Command(NamedTuple):
 
 
 def command(name: str, usage: str, *options: type, **settings: Any) -> Callable[[Any], Command]:
-    """Turn a function that takes the results of `Parser.parse` into a command."""
+    """Return a decorator that turns a function into a command.
+
+    The function receives the results of `Parser.parse`.
+    """
     return lambda run: Command(lambda: Parser(name, usage, *options, **settings), run)
 
 
@@ -249,12 +253,12 @@ class _Once(argparse.Action):
 
 
 def _of_model(field: OptionField) -> bool:
-    """Return whether the default of an option comes from the model."""
+    """Return whether the model sets the default of an option."""
     return field.owner is SearchOptions
 
 
 def _title(field: OptionField) -> str:
-    """Return the title of an option's group in the help."""
+    """Return the title of the group in which the help lists an option."""
     model = " (defaults come from the model; see captioner info)"
     return _first_sentence(field.owner) + (model if _of_model(field) else "")
 
@@ -267,7 +271,7 @@ def _first_sentence(options: Any) -> str:
 def _docstring(options: type) -> str:
     """Return the docstring on one line.
 
-    It is empty under ``python -OO``, which removes docstrings.
+    Under ``python -OO``, the result is empty, because Python removes docstrings.
     """
     text = options.__doc__ or ""  # without one, a dataclass writes its signature there
     return "" if text.startswith(f"{options.__name__}(") else " ".join(text.split())
@@ -292,11 +296,11 @@ def _placeholder(field: OptionField) -> str:
 _KINDS: dict[Any, Callable[[str], Any]] = {
     int: int, float: float, bool: {"true": True, "false": False}.__getitem__,
 }  # fmt: skip
-"""The function that reads a value, by type. Values of other types are text."""
+"""Functions that read a value, by type. Values of other types stay text."""
 
 
 def _read(field: OptionField, text: str, *, entry: bool = False) -> Any:
-    """Read the value of an option from text. For a list, read all its values, or one ``entry``."""
+    """Read the value of an option, or a single ``entry`` of a list, from text."""
     try:
         if field.type == tuple[str, ...] and not entry:  # words with commas or spaces
             return text.strip(" []").replace(",", " ").split()

@@ -44,12 +44,12 @@ _KINDS: dict[type[Drawing], type | None] = {
     Page: PageOptions,
     MapArchive: None,
 }
-"""The drawings that can be made, and the options of each."""
+"""The kinds of drawing, each with its class of options."""
 
 
 @dataclass(frozen=True)
 class OnlyFor:
-    """A mark of options that only some kinds of drawing support."""
+    """Mark of options that only some kinds of drawing support."""
 
     kinds: tuple[type[Drawing], ...]
 
@@ -59,13 +59,16 @@ class ShownCaptions:
     """Captions."""
 
     words: list[str] = field(default_factory=list)
-    """Show the attention for your own caption; repeat for several."""
+    """Show the attention for this caption of your own. Repeat the option to show several captions.
+    """
     compare: Annotated[list[ModelName], OnlyFor((Figure, Page))] = field(default_factory=list)
-    """Show the caption of this model too, below the caption of --model; repeat for several."""
+    """Show the caption by this model too, below the caption by --model. Repeat the option to
+    compare several models."""
     method: list[ExplanationMethod] = field(default_factory=list)
     """Choose how the maps are computed (default: attention). attention_gate: attention times the
-    gate of the word. occlusion: the drop of the word's log-probability when a region is hidden.
-    Repeat to show several methods below each other."""
+    gate of the word. occlusion: the drop in the word's log-probability when a region is hidden.
+    gradient_input and grad_cam estimate this effect from gradients. Repeat the option to show
+    several methods below each other."""
     alternatives: Annotated[int, Interval(ge=0, le=50), OnlyFor((Figure, Page))] | None = None
     """Show this many of the most probable words at each position (default: 5 in pages, 0 in
     figures)."""
@@ -77,23 +80,24 @@ class AttendOptions(ModelOptions, ShownCaptions, PhotoOptions):
 
     The extension of the output selects the format. A figure is .png, .jpg, .svg or .pdf. An
     animation is .gif or .webp, an interactive page is .html, and an archive of arrays is .npz.
-    The captions are printed, and with --words also their log-probabilities in nats.
+    The command also prints the captions. With --words, it prints their log-probabilities (nats)
+    too.
     """
 
     output: Annotated[str, Shown("OUT", ("-o", "--output"))] | None = None
     """Write to this file, or to a folder with one file per photo (default: NAME_attention.png next
     to each photo). One file for several photos must be a page (.html) or an archive (.npz). Use -
-    for standard output, in --format."""
+    for standard output in the format of --format."""
     format: str | None = None
-    """Choose the format of one file per photo: png (default), svg, gif, html, ... Only without -o,
-    or if -o is a folder or -."""
+    """Choose the format when each photo gets its own file, or with -o -: png (default), svg, gif,
+    html, ... If -o is a file, its extension selects the format."""
     force: bool = False
     """Overwrite existing files."""
     skip_existing: bool = False
     """Skip photos that already have an output file, for example after an interrupted run."""
     instances: Annotated[File | None, OnlyFor((Figure,))] = None
-    """Outline the objects that the words name, with the masks of this COCO instances file. Photos
-    are matched by file name. Figures only."""
+    """In figures, outline the objects that the words name. The outlines come from the masks in this
+    COCO instances file, which lists photos by file name."""
     blocks: Annotated[bool, OnlyFor((Figure, Animation, Page))] = False
     """Show the grid cells without smoothing."""
 
@@ -109,11 +113,12 @@ class AttendOptions(ModelOptions, ShownCaptions, PhotoOptions):
     AttendOptions, FigureOptions, AnimationOptions, PageOptions, SearchOptions,
 )  # fmt: skip
 def attend(options: AttendOptions, drawing: dict[str, Any]) -> int:
-    """Draw all photos, and report the photos that failed."""
+    """Draw all photos, and report failed photos."""
     search = taken(drawing, SearchOptions)
     if options.words and (refused := search.keys() - {"style"}):
         raise ConfigError(
-            f"--words sets the caption, so nothing is searched; omit {flag(min(refused))}"
+            "--words sets the caption, so search options have no effect; leave out "
+            f"{flag(min(refused))}"
         )
     found = checked_search(options.model, search)
     photos = find_photos(options.photos, options.from_file, recursive=options.recursive)
@@ -141,14 +146,18 @@ def _targets(photos: Photos, options: AttendOptions) -> dict[Path, Path]:
     if output == STDIN:
         file = Path(f"{STDIN}{suffix}")  # not written, see _draw
     elif output is not None and output.suffix and not output.is_dir():
-        refuse(options, ("format",), f"is for output folders; {output} is a file, so omit it")
+        refuse(
+            options,
+            ("format",),
+            f"is for output folders, but {output} is a file; leave out --format",
+        )
         file, suffix = output, output.suffix.lower()
     kind = _kind(suffix)
     if file:
         if len(photos.paths) > 1 and kind not in (Page, MapArchive):
             raise ConfigError(
-                f"cannot write {len(photos.paths)} photos to one {suffix}; give -o a folder (no "
-                "file extension), a page (.html) or an archive of maps (.npz)"
+                f"one {suffix} file cannot show {len(photos.paths)} photos; set -o to a "
+                "folder (no extension), a page (.html) or an archive (.npz)"
             )
         return dict.fromkeys(photos.paths, file)
     stems = {photo: "stdin" if photo == STDIN else photo.stem for photo in photos.paths}
@@ -156,7 +165,7 @@ def _targets(photos: Photos, options: AttendOptions) -> dict[Path, Path]:
     names: dict[Path, Path] = {}  # photos by the files of their pictures
     for photo, stem in stems.items():
         folder = photo.parent if output is None else output / photos.subfolders.get(photo, "")
-        # a.jpg and a.png: both keep their extension, whichever came first.
+        # Both a.jpg and a.png keep their extension in the output name, whichever comes first.
         own = stem if same[photo.parent, stem] == 1 else photo.name
         own = os.fsencode(own)[:220].decode(errors="ignore")  # of 255 bytes
         tries = chain([own], (f"{own}_{number}" for number in count(2)))  # the same in two folders
@@ -171,7 +180,7 @@ def _kind(suffix: str) -> type[Drawing]:
         if suffix in kind.suffixes:
             return kind
     allowed = either(f"{kind.kind} ({', '.join(kind.suffixes)})" for kind in _KINDS)
-    raise ConfigError(f"cannot write {suffix}; use {allowed}")
+    raise ConfigError(f"{suffix} is not a supported output format; use {allowed}")
 
 
 def _check(
@@ -193,19 +202,24 @@ def _check(
     wrong += [flag(name) for name in drawing if name not in own]
     wrong += ["--keywords"] if search.keywords and kind not in (Figure, Page) else []
     if wrong:
-        raise ConfigError(f"{', '.join(wrong)}: not supported for {kind.kind}; leave it out")
+        raise ConfigError(f"{kind.kind} does not support {', '.join(wrong)}; leave it out")
     if "combine" in drawing and not drawing.get("only"):
-        raise ConfigError("--combine needs --only; give both")
+        raise ConfigError(
+            "--combine has an effect only with --only; add --only, or leave out --combine"
+        )
     if drawing.get("only") and drawing.get("content_words"):
-        raise ConfigError("--only and --content-words both choose the words; leave out one of them")
+        raise ConfigError("--only and --content-words both choose the words; use only one of them")
     several = len(options.methods) > 1 or bool(options.compare)
     captions = len(options.words) or search.num_captions
     if kind is Animation and several:
-        raise ConfigError(f"an animation shows one method, not {len(options.methods)}")
+        raise ConfigError(
+            "an animation shows a single model and method; leave out --compare, "
+            "and set one --method"
+        )
     if captions > 1 and (several or kind is Animation):
         raise ConfigError(
-            f"--compare, several --method and an animation show one caption, not {captions}; give "
-            "--num-captions 1 or one --words"
+            "--compare, several --method and animations show one caption per photo, not "
+            f"{captions}; use --num-captions 1 or one --words"
         )
 
 
@@ -216,14 +230,19 @@ def _checked_outputs(jobs: dict[Path, Path], options: AttendOptions) -> dict[Pat
     given = {*map(os.path.realpath, jobs)}  # Path.resolve raises an error for links in a circle
     for path in jobs.values():
         if os.path.realpath(path) in given:
-            raise ConfigError(f"{path} is the photo itself; give another output name")
+            raise ConfigError(f"{path} is the input photo; use a different output name")
     if options.output is not None:
         require_parent(Path(options.output))
     if options.skip_existing:
-        refuse(options, ("force",), "and --skip-existing contradict each other; give one of them")
+        refuse(
+            options, ("force",), "and --skip-existing contradict each other; use only one of them"
+        )
         new = {photo: path for photo, path in jobs.items() if not path.is_file()}
         if skipped := len(jobs) - len(new):
-            warn(f"{skipped} of {len(jobs)} photos already have a picture; skipped")
+            warn(
+                f"{skipped} of {len(jobs)} photos were skipped, because they already have an "
+                "output file"
+            )
         jobs = new
     for path in set(jobs.values()):
         refuse_overwrite(path, options.force)
@@ -236,7 +255,7 @@ def _checked_outputs(jobs: dict[Path, Path], options: AttendOptions) -> dict[Pat
 def _captioned(
     photos: Sequence[Path], options: AttendOptions, search: dict[str, Any]
 ) -> Iterator[Entry | ImageError]:
-    """Iterate over the photos, each with its captions by all models and methods, or the error."""
+    """Yield each photo with its captions by all models and methods, or its error."""
     from captioner.inference.captioner import load
 
     folders = [options.model, *([folder] for folder in options.compare)]
@@ -259,7 +278,7 @@ def _captioned(
             continue
         pairs = [(one, label) for some, label in zip(each, labels, strict=True) for one in some]
         captions, of = map(list, zip(*pairs, strict=True))
-        # With the folder only if two names are the same: pages may be published.
+        # Show the folder only if two photos have the same name, because pages may be published.
         title = photo.name if names[photo.name] == 1 else "/".join(photo.absolute().parts[-2:])
         yield Entry(source, captions, "" if photo == STDIN else title, of if any(of) else [])
 
@@ -324,7 +343,7 @@ def _draw(
             boxes |= any(lacks_letters(c.text) for one in group.values() for c in one.captions)
         next(captioned, None)  # ends the bar
     if boxes and kind in (Figure, Animation) and path.suffix.lower() != ".svg":
-        warn("the font of pictures lacks letters of the captions; write .svg or .html instead")
+        warn("the font of pictures lacks some letters of the captions; write .svg or .html instead")
     return failures
 
 
@@ -335,7 +354,7 @@ def _picture(
     drawing: dict[str, Any],
     instances: Instances | None,
 ) -> Drawing:
-    """Return the picture of one photo, or a page or archive of several photos."""
+    """Return the drawing of one photo, or a page or archive of several photos."""
     [(photo, one), *others] = group.items()
     if kind is MapArchive:
         archive = MapArchive()
@@ -382,7 +401,7 @@ def _outlines(photo: Path, captions: Sequence[Caption], instances: Instances) ->
 
     ids = [i for i, one in instances.images.items() if Path(one["file_name"]).name == photo.name]
     if not ids:
-        warn(f"{photo}: not in {instances.path}; no outlines are drawn")
+        warn(f"{photo} is not listed in {instances.path}, so no outlines are drawn")
         return ()
     outlines: list[dict[int, list[Any]]] = [{} for _ in captions]
     for caption, by_word in zip(captions, outlines, strict=True):
@@ -392,5 +411,8 @@ def _outlines(photo: Path, captions: Sequence[Caption], instances: Instances) ->
                 for position in range(name.start, name.stop):
                     by_word.setdefault(position, []).append(labels == 1)
     if not any(outlines):
-        warn(f"{photo}: the caption names no object that has a mask in {instances.path}")
+        warn(
+            f"{photo}: no outlines are drawn, because {instances.path} has no masks for the "
+            "objects in the caption"
+        )
     return outlines

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class NotFor(enum.Enum):
-    """Modes of captioning that do not support an option, marked in the option's annotation."""
+    """Modes of ``captioner caption``, which mark the options that a mode does not support."""
 
     RAY = "--engine ray"
     VIDEOS = "--every"
@@ -56,33 +56,33 @@ class CaptionOptions(CaptionRayOptions, ModelOptions, SidecarOptions, PhotoOptio
 
     output: Annotated[str, Shown("FILE", ("-o", "--output"))] | None = None
     """Write captions to this file. Its extension selects the format, such as .csv or .jsonl
-    (default: standard output, also written as -). With --engine ray: write to this folder."""
+    (default: standard output, or -). With --engine ray, write to this folder."""
     format: Literal[FormatName, "parquet"] | None = None
-    """Write this format (default: the format of the file's extension, otherwise text). With
-    --engine ray: jsonl (default) or parquet."""
+    """Write this format (default: the format that the file's extension selects, otherwise text).
+    With --engine ray, the format is jsonl (default) or parquet."""
     annotations: Annotated[File | None, NotFor.RAY, NotFor.VIDEOS] = None
-    """Look up image ids by file name in this COCO captions file; for --format coco."""
+    """With --format coco: look up image ids by file name in this COCO captions file."""
     min_confidence: Annotated[float, Interval(ge=0, le=1), Shown("P"), NotFor.RAY] | None = None
-    """Treat captions with a confidence below P (0 to 1) as unsure; see --if-unsure. Default: 0.5 if
-    --if-unsure is set, otherwise off. Needs a calibrated model, such as the shipped model."""
+    """Treat captions with a confidence below P (0 to 1) as unsure (see --if-unsure). Default: 0.5
+    if --if-unsure is set, otherwise off. Needs a calibrated model, such as the shipped model."""
     if_unsure: Annotated[Literal["mark", "skip", "hedge"] | None, NotFor.RAY] = None
     """Choose what happens to unsure captions. mark: add a note in text, JSON and CSV (default).
     skip: leave them out. hedge: write "perhaps a dog ..."."""
     sentence_case: Annotated[bool, NotFor.RAY] = False
     """Begin captions with a capital letter and end them with a full stop."""
     every: Annotated[str, Shown("TIME"), NotFor.RAY] | None = None
-    """Caption videos instead of photos. A time (5s, 0.5s, 2m): one frame per interval. shot: the
-    first frame of each shot. Equal captions in a row are merged into one."""
+    """Caption videos instead of photos. A time (5s, 0.5s, 2m): caption one frame per interval.
+    shot: caption the first frame of each shot. Identical consecutive captions are merged."""
     resume: Annotated[bool, NotFor.VIDEOS] = False
-    """Keep the captions in -o FILE from an earlier run, and caption only the photos that are new or
-    have changed since."""
+    """Keep the captions in -o FILE from an earlier run. Caption only photos that are new or have
+    changed since that run."""
     force: bool = False
     """Overwrite existing output."""
 
 
 @command("caption", "PHOTO|FOLDER|-... [options]", CaptionOptions, SearchOptions)
 def caption(options: CaptionOptions, given: dict[str, Any]) -> int:
-    """Caption all photos, and report the photos that failed."""
+    """Caption all photos, and report failed photos."""
     if options.if_unsure and options.min_confidence is None:
         options = replace(options, min_confidence=0.5)
     if on_ray(options):
@@ -102,7 +102,7 @@ def caption(options: CaptionOptions, given: dict[str, Any]) -> int:
     )
     if kind.name == "vtt" and len(photos.paths) > 1:
         raise ConfigError(
-            f"--format vtt is for one video, not {len(photos.paths)}; write .json instead"
+            f"--format vtt supports one video, not {len(photos.paths)}; use --format json instead"
         )
     names: dict[Path, Name] = {photo: str(photo) for photo in photos.paths}
     if kind.name == "coco":
@@ -118,7 +118,9 @@ def caption(options: CaptionOptions, given: dict[str, Any]) -> int:
         with ExitStack() as stack:
             if store is not None:
                 store.subfolders = photos.subfolders
-                if target is None:  # with -o FILE, the file would lack the finished photos
+                if (
+                    target is None
+                ):  # with -o FILE, the new file would lack the photos that are already finished
                     stack.enter_context(hint(store.finished, "with --skip-existing"))
                 rows = store.write_all(names, captioned)
             elif target and lasting and (target.is_file() or not target.exists()):
@@ -146,47 +148,61 @@ def _check(
     kind: CaptionFormat,
     search: SearchOptions,
 ) -> None:
-    """Check that the options fit together, and that the output can be written and has room."""
+    """Check that the options fit together, and that the output format can express them."""
     if options.every:
         _check_videos(options)
     if kind.name != "coco":
-        refuse(options, ("annotations",), f"is for --format coco, not {kind.name}; leave it out")
+        refuse(
+            options,
+            ("annotations",),
+            f"is for --format coco, not {kind.name}; leave out --annotations",
+        )
     if kind.medium == "videos" and not options.every:
         raise ConfigError(
-            f"--format {kind.name} is for videos; add --every 5s, or use another format"
+            f"--format {kind.name} is for videos; add --every 5s, or use a different format"
         )
     if kind.medium == "photos" and options.every:
-        raise ConfigError(f"--format {kind.name} is for photos; leave out --every, or use json")
+        raise ConfigError(
+            f"--format {kind.name} is for photos; leave out --every, or use --format json"
+        )
     if store is not None:
-        refuse(options, ("resume",), "is only for -o FILE; use --skip-existing instead")
+        refuse(options, ("resume",), "needs -o FILE; use --skip-existing instead")
         if "-" in options.photos:
-            raise ConfigError("standard input (-) has no file name for a caption; pass files")
+            raise ConfigError(
+                "a photo from standard input (-) has no file name, so no caption "
+                "can be stored next to it; pass files"
+            )
         if store.existing == "skip" and options.output is not None:
             raise ConfigError(
-                "--skip-existing and -o cannot be combined, because FILE would lack the photos "
-                "that already have a caption; leave one of them out"
+                "--skip-existing and -o cannot be combined, because FILE would lack the "
+                "skipped photos; use only one of them"
             )
     if target is None:
-        refuse(options, ("resume",), "needs an output file to continue; add -o FILE")
+        refuse(options, ("resume",), "continues an output file, but -o is not set; add -o FILE")
     new_file(target, options.force or options.resume)
     beside = flags_given(options, *marked(CaptionOptions, PLACE))
     for single in [*beside, *[f"--format {kind.name}"] * kind.one_caption]:
         if search.num_captions > 1:
-            raise ConfigError(f"{single} writes one caption per photo; use --num-captions 1")
+            raise ConfigError(
+                f"{single} writes one caption per photo, but --num-captions is "
+                f"{search.num_captions}; set it to 1"
+            )
         if search.keywords and not beside:
-            raise ConfigError(f"{single} has no keywords; leave out --keywords, or write .json")
+            raise ConfigError(
+                f"{single} cannot store keywords; leave out --keywords, or use --format json"
+            )
         if options.min_confidence is not None and options.if_unsure in (None, "mark"):
             raise ConfigError(
-                f"--min-confidence marks captions only in text, JSON and CSV, but {single} is set; "
-                "leave one of them out, or add --if-unsure skip or hedge"
+                f"{single} cannot mark the unsure captions of --min-confidence; add "
+                "--if-unsure skip or --if-unsure hedge"
             )
 
 
 def _check_videos(options: CaptionOptions) -> None:
-    """Raise an error for an option that videos do not support."""
+    """Raise an error if an option is set that does not support videos."""
     require_extra("video", "--every")
     for_photos = marked(CaptionOptions, PLACE) + marked(CaptionOptions, NotFor.VIDEOS)
-    refuse(options, for_photos, "is for photos; leave out this option, or --every")
+    refuse(options, for_photos, "is for photos, but --every is for videos; use only one of them")
     if "-" in options.photos:
         raise ConfigError("videos cannot be read from standard input (-); pass files")
     read_interval(str(options.every))
@@ -225,7 +241,7 @@ def _photo_rows(
     search: SearchOptions,
     wording: Wording,
 ) -> Iterator[Row]:
-    """Caption photos, and yield the captions or the error of each photo as soon as it is ready."""
+    """Caption photos, and yield the captions or error of each photo as soon as it is ready."""
     sources = (sys.stdin.buffer if photo == STDIN else photo for photo in names)
     results = model.stream(sources, batch_size=batch_size, keep_photos=False, **vars(search))
     bar = photo_bar(results, shown=len(names) > 1, total=len(names))
@@ -233,7 +249,9 @@ def _photo_rows(
         if result.error is not None:
             yield {"error": str(result.error)}
         elif not result.captions[0].words:
-            problem = "the model writes an empty caption; add --min-length 1, or train it longer"
+            problem = (
+                "the model wrote an empty caption; add --min-length 1, or train the model longer"
+            )
             yield {"error": f"{name}: {problem}"}
         else:
             yield make_row(name, result.captions, wording)
@@ -242,7 +260,7 @@ def _photo_rows(
 def _settings(options: ModelOptions, search: SearchOptions, wording: Wording) -> dict[str, Any]:
     """Return all settings that affect the captions, by option.
 
-    A run can be continued only with the same settings.
+    A run can be continued only if all of these settings are unchanged.
     """
     how = {name: getattr(options, name) for name in option_fields(DeviceOptions)}
     given = how | wording._asdict() | dataclasses.asdict(search)
@@ -262,7 +280,7 @@ def _write(
     """Write captions to the file, and errors to standard error.
 
     Returns:
-        The number of photos that failed, and of captions that were written.
+        The number of failed photos, and the number of written captions.
     """
     failed, unsure, written = 0, 0, 0
 
@@ -280,7 +298,10 @@ def _write(
 
     kind.write(file, succeeded())
     if unsure:
-        warn(f"left out {counted(unsure, 'caption')} with a confidence below {min_confidence}")
+        warn(
+            f"{counted(unsure, 'caption')} left out, because the confidence is below "
+            f"{min_confidence}"
+        )
     return failed, written
 
 
@@ -290,7 +311,7 @@ def _write(
 def _on_ray(options: CaptionOptions, search: SearchOptions) -> int:
     """Check the options, caption on a cluster, and return the exit code."""
     unsupported = (*option_fields(SidecarOptions), *marked(CaptionOptions, NotFor.RAY))
-    refuse(options, unsupported, "cannot be combined with --engine ray; leave one of them out")
+    refuse(options, unsupported, "cannot be combined with --engine ray; use only one of them")
     listed = [] if options.from_file is None else read_names(options.from_file)
     return caption_on_ray(
         [*options.photos, *(name for _, name in listed)],

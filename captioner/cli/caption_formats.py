@@ -1,11 +1,11 @@
 """The output formats of ``captioner caption``.
 
-Each format is a class in this file, with its name, its extension, what it can represent and how it
-is written. To add a format, write the class, add it to `FORMATS`, and add its name to `FormatName`.
-Everything else, such as the help of ``--format`` and the choice by ``-o``, follows from these.
+Each format is a class in this file. To add a format, write a class, add it to `FORMATS`, and add
+its name to `FormatName`. Everything else follows, such as the help of ``--format`` and the format
+that the extension of ``-o`` selects.
 
-With ``--resume``, a file that somebody has corrected keeps its rows in their order, and keeps its
-additional columns. A format that supports this can also read its rows; see `CaptionFormat.read`.
+With ``--resume``, a file that the user has corrected keeps its rows, their order and additional
+columns. A format supports this if it implements `CaptionFormat.read`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from captioner.messages import clock, first_line, printable
 
 FormatName = Literal["text", "json", "jsonl", "csv", "coco", "vtt"]
 _DRAWN = (".html", ".png", ".jpg", ".jpeg", ".svg", ".pdf", ".gif", ".webp", ".npz")
-"""Extensions of figures, animations and pages, which ``captioner attend`` writes."""
+"""Extensions of the files that ``captioner attend`` writes."""
 
 
 class CaptionFormat:
@@ -35,31 +35,34 @@ class CaptionFormat:
     name: FormatName
     extension: str
     one_caption = False
-    """True if a photo has one caption only, without keywords and marks of unsure captions."""
+    """True if the format stores a single caption per photo, without keywords or marks for unsure
+    captions."""
     medium: Literal["photos", "videos"] | None = None
-    """The only kind of input that the format can describe; None if it can describe both."""
+    """The only kind of input that the format supports, or None if it supports both."""
 
     def write(self, file: IO[str], rows: Iterable[Row]) -> None:
-        """Write rows as they are generated. A row with ``kept`` is written as it was read."""
+        """Write each row as soon as it is generated. A row with ``kept`` is written unchanged."""
         raise NotImplementedError
 
     def read(self, text: str, names: Iterable[Name]) -> Iterable[Row]:  # noqa: ARG002
-        """Read the rows of a file that is continued.
+        """Read the rows of a file, so that a later run can continue it.
 
         Args:
             text: The content of the file.
-            names: Names of the photos that the file may contain. Raises:
+            names: Names of the photos that the file may contain.
+
+        Raises:
             ValueError, TypeError, LookupError, csv.Error: The file is damaged, or not in this
-                format. The argument of a KeyError names the part that is missing.
+                format. The argument of a KeyError names the missing part.
         """
-        raise ValueError("rows of this format cannot be kept")
+        raise ValueError("captioner cannot read this format")
 
 
 class _Text(CaptionFormat):
     name, extension = "text", ".txt"
 
     def write(self, file: IO[str], rows: Iterable[Row]) -> None:
-        """Write a line per caption. On a terminal, for human readers, add the confidence."""
+        """Write one line per caption. If the output is a terminal, show the confidence too."""
         for row in rows:
             if "kept" in row:
                 print(row["kept"], file=file)
@@ -78,7 +81,7 @@ class _Text(CaptionFormat):
     def read(self, text: str, names: Iterable[Name]) -> Iterator[Row]:
         beginnings = {printable(f"{name}: "): name for name in names}
         if not any(beginning in text for beginning in beginnings):
-            raise ValueError("no line begins with the name of one of these photos")
+            raise ValueError("no line begins with the name of an input photo")
         for line in text.split("\n"):
             ends = (found.end() for found in re.finditer(": ", line))
             end = next((end for end in ends if line[:end] in beginnings), 0)
@@ -152,7 +155,7 @@ class _Csv(CaptionFormat):
 
 
 class _Coco(CaptionFormat):
-    """COCO results, in which photos are named by their image ids."""
+    """COCO results, which name photos by image id."""
 
     name, extension = "coco", ".json"
     one_caption, medium = True, "photos"
@@ -187,20 +190,22 @@ class _WebVtt(CaptionFormat):
 FORMATS: dict[str, CaptionFormat] = {
     one.name: one for one in (_Text(), _Json(), _JsonLines(), _Csv(), _Coco(), _WebVtt())
 }
-"""The formats by name. If several formats have the same extension, the first is its default."""
+"""The formats by name. If several formats share an extension, the extension selects the first."""
 
 
 def choose_format(given: str | None, target: Path | None) -> CaptionFormat:
-    """Return the format of ``--format``, or by the output file's extension, or text.
+    """Return the format set by ``--format`` or else by the output file's extension, or text.
 
     Raises:
-        ConfigError: The extension is unknown, or belongs to a different format than ``--format``.
+        ConfigError: The extension is unknown, or does not belong to the format set by ``--format``.
     """
     suffix = "" if target is None else target.suffix.lower()
     extensions = dict.fromkeys(one.extension for one in FORMATS.values())
     possible = [one for one in FORMATS.values() if one.extension == suffix]
     if given == "parquet":
-        raise ConfigError("--format parquet is for --engine ray; add it, or use another format")
+        raise ConfigError(
+            "--format parquet needs --engine ray; add --engine ray, or use a different format"
+        )
     if given is None and suffix and not possible:
         attend = suffix in _DRAWN
         hint = f"; to show where the model looked, run captioner attend -o {target}" * attend
@@ -210,7 +215,10 @@ def choose_format(given: str | None, target: Path | None) -> CaptionFormat:
         )
     chosen = FORMATS[given] if given else (possible or [*FORMATS.values()])[0]
     if possible and chosen not in possible:
-        raise ConfigError(f"--format {given} does not fit -o {target}; leave out --format")
+        raise ConfigError(
+            f"--format {given} does not match -o {target}; leave out --format, or "
+            "change the extension"
+        )
     return chosen
 
 
@@ -219,8 +227,10 @@ def read_rows(path: Path, kind: CaptionFormat, names: Iterable[Name]) -> list[Ro
 
     Args:
         path: The file.
-        kind: Its format.
-        names: Names of the photos that the file may contain. Raises:
+        kind: The format of the file.
+        names: Names of the photos that the file may contain.
+
+    Raises:
         ConfigError: The file is damaged, or not in this format.
     """
     try:
@@ -230,8 +240,8 @@ def read_rows(path: Path, kind: CaptionFormat, names: Iterable[Name]) -> list[Ro
         missing = isinstance(error, KeyError)
         reason = f"{error.args[0]} is missing" if missing else first_line(error)
         raise ConfigError(
-            f"{path} cannot be continued as a {kind.name} file of captions ({reason}); repair it, "
-            "add --force to overwrite it, or use another name"
+            f"{path} cannot be continued as a {kind.name} caption file ({reason}); repair "
+            "it, or add --force to overwrite it"
         ) from error
 
 
@@ -246,7 +256,7 @@ def _kept_json(photo: Any) -> Row:
 
 
 def _write_list(file: IO[str], values: Iterable[Any]) -> None:
-    """Write a JSON list value by value, so that a large folder does not fill the memory."""
+    """Write a JSON list value by value, so that large folders do not fill the memory."""
     separator = "[\n"
     for value in values:
         file.write(separator + json.dumps(value, ensure_ascii=False))

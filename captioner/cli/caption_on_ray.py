@@ -33,29 +33,29 @@ def caption_on_ray(
     resume: bool,
     force: bool,
 ) -> int:
-    """Caption all missing parts, and print how many photos failed.
+    """Caption all unfinished parts of a job, and print how many photos failed.
 
     Args:
         inputs: Names of photos, folders, Parquet files and tar files.
         folder: The folder to write, on a disk or in object storage; see ``bulk.captions``.
-        kind: Format of the parts (default: jsonl).
-        model: The model, as named on this machine.
+        kind: Format of the output files, one per part (default: jsonl).
+        model: The model, with its name or path on this machine.
         search: Search options.
         settings: All settings that affect the captions, by option.
-        workers: Options of the workers, and of how they read the inputs.
+        workers: Options that set the workers and how they read the inputs.
         recursive: Search subfolders too.
-        resume: Continue a job.
-        force: Start over.
+        resume: Continue an earlier job in the folder.
+        force: Start over, and delete the captions of an earlier job.
 
     Returns:
         The exit code.
     """
     folder, kind = folder or "-", kind or "jsonl"
     if folder == "-" or Path(folder).suffix.lower() in _FILES:
-        raise ConfigError("--engine ray writes a folder, not a file; set -o FOLDER")
+        raise ConfigError("--engine ray writes a folder, not a file; use -o FOLDER")
     if kind not in _FORMATS:
         formats = " or ".join(_FORMATS)
-        raise ConfigError(f"--engine ray cannot write {kind}; set --format {formats}")
+        raise ConfigError(f"--engine ray does not support --format {kind}; use --format {formats}")
     _check_names(inputs)
 
     from captioner.bulk.captions import DONE, Output, WritePart, open_job
@@ -84,12 +84,12 @@ def caption_on_ray(
     how: Any = {"size": size, "resume": resume, "force": force}
     with open_job(output, given, settings, **how) as parts:
         if (done := output.read(DONE)) is not None:
-            warn(f"{folder} is complete; to caption the photos again, add --force")
+            warn(f"{folder} is already complete; to caption the photos again, add --force")
             return FAILED if json.loads(done)["failed"] else OK
         sizes, earlier = [part.photos for part in parts], {*output.parts()}
 
         def finished() -> str:
-            return f"{len(output.parts())} of {len(parts)} parts are finished"
+            return f"{len(output.parts())} of {len(parts)} output files are finished"
 
         with (
             cluster(workers),
@@ -113,13 +113,17 @@ def caption_on_ray(
 
 
 def _check_names(inputs: Sequence[str]) -> None:
-    """Raise an error if there are no inputs, or an input that workers cannot read."""
+    """Raise an error if the list of inputs is empty, or if workers cannot read an input."""
     if not inputs:
         raise ConfigError(
-            "no photos were named; pass files, folders, Parquet or tar files, or --from-file"
+            "no photos were passed; pass photos, folders, Parquet files or tar files, or "
+            "set --from-file"
         )
     for name in inputs:
         if name == "-":
             raise ConfigError("--engine ray cannot read standard input (-); pass files")
         if name.startswith(("http://", "https://")):
-            raise ConfigError(f"{name} is a web address; pass files or object storage (s3://...)")
+            raise ConfigError(
+                f"{name} is a web address, which workers cannot read; pass files "
+                "or object storage (s3://...)"
+            )

@@ -1,7 +1,7 @@
 """A warning for users who edit a checkout of the project while an installed copy runs.
 
 ``pip install .`` copies the package, so later edits of the checkout have no effect. Without the
-warning, a student would compare two models that are the same.
+warning, a student might compare two identical models without noticing.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import captioner
 
 
 def other_code(checkout: Path) -> str | None:
-    """Return a warning if a checkout's code differs from the package that runs, or else None.
+    """Return a warning if a checkout's code differs from the running package, or else None.
 
-    The first command of the README runs an installed copy in an unchanged checkout. It needs no
-    warning, so files are compared, but only those that are newer than the copy.
+    The first command of the README runs an installed copy in an unchanged checkout, which needs no
+    warning. The code is therefore compared file by file. Files older than the installed copy are
+    skipped.
     """
     here, running = checkout.resolve() / "captioner", Path(captioner.__file__).resolve().parent
     if here == running or not (here / "version.py").is_file():
@@ -27,8 +28,8 @@ def other_code(checkout: Path) -> str | None:
     if all(_same(path, running / path.relative_to(here)) for path in edited):
         return None
     return (
-        f"the code in {here} differs from the package that runs, {running}; to run the code here, "
-        "install it with `pip install -e .` or use `python -m captioner`"
+        f"the code in {here} differs from the running package in {running}; to run the code "
+        "here, use `pip install -e .` or `python -m captioner`"
     )
 
 

@@ -1,4 +1,4 @@
-"""Messages of commands on standard error: one line per problem, and how to continue."""
+"""Messages of commands on standard error: problems, one line each, and hints on how to continue."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ def warn_and_count(errors: list[CaptionerError], error: CaptionerError) -> None:
 def hint(
     finished: Callable[[], str], change: str = "", error: type[Exception] = OSError
 ) -> Iterator[None]:
-    """Print how to continue if the block is interrupted by Ctrl-C, a full disk or an error.
+    """Print how to continue if Ctrl-C, a full disk or an error interrupts the block.
 
     Args:
-        finished: Returns a description of the finished work. If it is empty, nothing is printed.
-        change: The change to the command that continues the work, such as ``with --resume``.
-        error: Errors that interrupt the block, in addition to Ctrl-C and OSError.
+        finished: Function that describes the finished work. If it returns an empty string, nothing
+            is printed.
+        change: How the command must be changed to continue the work, such as ``with --resume``.
+        error: An exception type to handle in addition to KeyboardInterrupt and OSError.
     """
     try:
         yield

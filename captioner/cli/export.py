@@ -21,50 +21,52 @@ class ExportOptions:
     """Export a model as ONNX graphs, which run without PyTorch.
 
     captioner caption, attend, serve and evaluate run the exported folder with ONNX Runtime. Other
-    programs can run it too (docs/export.md). With --web, the export is a static site that captions
+    programs can run the graphs too (docs/export.md). With --web, write a static site that captions
     photos in the browser (docs/browser.md).
     """
 
     model: Annotated[str, Shown("MODEL", positional=True)] | None = None
-    """Export this model folder or run folder (default: the shipped model). With --web, it may also
-    be an exported folder."""
+    """Export this model folder or run folder (default: the shipped model). With --web, an exported
+    folder is supported too."""
     output: Annotated[str, Shown("FOLDER", ("-o", "--output"))]
     """Write to this folder."""
     force: bool = False
     """Replace an existing folder."""
     int8: bool = False
-    """Write 8-bit graphs, which are faster and a quarter of the size of float32 graphs. Captions
+    """Write 8-bit graphs. They are faster than float32 graphs and a quarter of their size. Captions
     differ slightly. Needs --calibration."""
     calibration: list[Annotated[str, Shown("PHOTOS")]] = field(default_factory=list)
-    """Choose the value ranges of --int8 on these photos (files or folders): a few hundred photos
-    that are similar to the photos you will caption, but not photos that you evaluate on. Repeat for
-    several."""
+    """Measure the value ranges for --int8 on these photos (files or folders). Use a few hundred
+    photos similar to the photos you will caption, but none that you evaluate on. Repeat the option
+    to add several files or folders."""
     web: bool = False
     """Write a static site that captions photos in the browser. With --int8, the site is small
     enough for phones."""
     weights: bool = False
-    """Keep the weights next to the graphs. On a CPU, the folder then runs the graphs by default.
-    GPUs, other precisions and training use the weights."""
+    """Store the weights in the folder too. On a CPU, captioner then runs the graphs by default. On
+    GPUs, in other precisions and for training, it uses the weights."""
     onnxruntime_web: Annotated[str, Shown("SOURCE")] | None = None
-    """With --web: take the npm package onnxruntime-web from this tarball or folder, without a
-    network (default: download it once)."""
+    """With --web: read the npm package onnxruntime-web from this tarball or folder instead of the
+    network (default: download the package once)."""
 
 
 @command("export", "[MODEL] -o FOLDER [--int8 --calibration PHOTOS] [--web]", ExportOptions)
 def export(options: ExportOptions, _: Any) -> int:
-    """Export the model, compare the graphs with it, and print the files that were written."""
+    """Export the model, compare its graphs with PyTorch, and print the written files."""
     output = Path(options.output)
     require_parent(output)
     if output.exists() and not options.force:
-        raise ConfigError(f"{output} exists; add --force to replace it, or use another name")
+        raise ConfigError(f"{output} exists; add --force to replace it, or use a different name")
     photos = find_images(options.calibration, recursive=True)
     if options.int8 != bool(photos):
         raise ConfigError(
-            "--int8 and --calibration need each other; pass a few hundred photos of your own: "
+            "--int8 and --calibration must be used together; add both, or leave out both: "
             "--int8 --calibration FOLDER"
         )
     if options.onnxruntime_web is not None and not options.web:
-        raise ConfigError("--onnxruntime-web is for --web; add --web, or leave it out")
+        raise ConfigError(
+            "--onnxruntime-web needs --web; add --web, or leave out --onnxruntime-web"
+        )
 
     from captioner.inference.config_file import read_config
     from captioner.inference.find_model import find_model
@@ -78,8 +80,8 @@ def export(options: ExportOptions, _: Any) -> int:
         return OK
     if photos and not (model / WEIGHTS).is_file():
         raise ConfigError(
-            f"{model} is already exported; with --int8, pass the model folder that it was exported "
-            "from, or leave out --int8 and --calibration"
+            f"{model} is already exported; pass the original model folder, or leave out "
+            "--int8 and --calibration"
         )
     from captioner.inference.folder import load_model
     from captioner.serving.site.onnxruntime_web import runtime_files
@@ -94,15 +96,15 @@ def export(options: ExportOptions, _: Any) -> int:
             _export(model, graphs, photos)
         site = write_site(graphs, output, runtime)
     print(f"{output}  {site.files} files; the first visit loads {site.first_load:.1f} MB")
-    print(f"if the visitor chooses the GPU, {site.gpu:.1f} MB more")
-    print(f"to try it, run: python -m http.server --directory {shlex.quote(str(output))}")
+    print(f"choosing the GPU loads another {site.gpu:.1f} MB")
+    print(f"to try the site, run: python -m http.server --directory {shlex.quote(str(output))}")
     return OK
 
 
 def _export(
     model: Path, output: Path, photos: list[Path], *, weights: bool = False
 ) -> dict[str, float]:
-    """Export the model, print how the graphs compare with it, and return the file sizes in MB."""
+    """Export the model, print how the graphs compare with PyTorch, and return file sizes in MB."""
     from captioner.inference.export import export as write
 
     written = write(model, output, photos, weights=weights)

@@ -1,4 +1,4 @@
-"""Look up the image ids that name photos in COCO results."""
+"""Image ids, which name photos in COCO results."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from captioner.errors import ConfigError
 
 
 def image_ids(photos: Iterable[Path], annotations: str | None) -> dict[Path, int]:
-    """Return the image id of each photo, from the annotations file or otherwise from its file name.
+    """Return the image ids of photos, from an annotations file or else from the file names.
 
-    A photo without an id is left out, with a warning.
+    Photos without an image id are left out, with a warning.
 
     Raises:
-        ConfigError: Two photos have the same id.
+        ConfigError: Two photos have the same image id.
     """
     known: dict[str, int] = {}
     if annotations is not None:
@@ -31,7 +31,7 @@ def image_ids(photos: Iterable[Path], annotations: str | None) -> dict[Path, int
         if not known and digits:
             image_id = int(digits[1])
         if image_id is None:
-            warn(f"{photo} has no image id; pass --annotations with a file that lists it")
+            warn(f"{photo} has no image id; set --annotations to a file that lists this photo")
         elif image_id in owners:
             raise ConfigError(
                 f"{owners[image_id]} and {photo} both have the image id {image_id}, but --format "

@@ -30,7 +30,7 @@ class InfoOptions:
 
 @command("info", "[--model MODEL] [--card] [--format text|json]", InfoOptions)
 def info(options: InfoOptions, _: Any) -> int:
-    """Print the facts about a model, and its card on request."""
+    """Print the facts about a model and, with ``--card``, its model card."""
     from captioner.inference.card import readable
     from captioner.inference.config_file import config_errors
     from captioner.inference.find_model import find_model
@@ -85,7 +85,7 @@ def _facts(folder: Path) -> dict[str, Any]:
 
 
 def _summary(facts: dict[str, Any]) -> dict[str, str]:
-    """Return the main facts as text. Facts that are not known are empty."""
+    """Return the main facts as text by name. Unknown facts are empty."""
     decoder, grid, graphs = facts["decoder"], facts["grid"], facts.get("exported")
     search, data = SearchOptions(**facts["search"]), facts.get("data")
     own = [f"{name} {getattr(search, name)}" for name in changed(search)]

@@ -1,15 +1,16 @@
 """The journal of an output file, which lets ``captioner caption --resume`` continue it.
 
 While ``captioner caption -o FILE`` runs, finished captions go to ``FILE.resume`` (JSON Lines). The
-first line has the settings. Each further line has a photo's path, its size and modification time,
-and its row. A line with the path "" records FILE itself each time it was written:
+first line contains the settings. Each further line contains a photo's path, its size and
+modification time, and its row. A line with the path "" is added each time FILE itself is written:
 
     ["a.jpg", [81234, 1700000000000000000], {"image": "a.jpg", "captions": [...]}]
     ["", [7123, 1700000001000000000], {}]
 
-The size (bytes) and the modification time (ns) show whether a photo, or FILE, has changed. A last
-line that a kill cut short is ignored. If somebody has corrected FILE, its rows are kept as they are
-(see `cli.caption_formats`), and the journal has their captions as {"text": ...}.
+The size (bytes) and the modification time (ns) show whether a photo or FILE has changed. An
+incomplete last line, left by a killed process, is ignored. If the user has corrected FILE, its rows
+are kept unchanged (see `cli.caption_formats`), and the journal stores their captions as {"text":
+...}.
 """
 
 from __future__ import annotations
@@ -44,27 +45,27 @@ def continued(
     resume: bool,
     force: bool,
 ) -> Iterator[Iterator[Row]]:
-    """Keep the rows of an output file in its journal while the block writes the file.
+    """Store the rows of an output file in its journal while the block writes the file.
 
-    If the file differs from what the earlier run wrote, its rows come first, and rows of other
-    photos follow. The journal is removed at the end of the block, unless ``resume`` is true. After
-    an exception it is removed only if no photo is finished.
+    If the user has changed the file since the earlier run, its rows come first, followed by the
+    rows of other photos. The journal is deleted at the end of the block, unless ``resume`` is true.
+    After an exception, the journal is deleted only if no photo is finished.
 
     Args:
         target: The output file.
         names: The photos, with their names in the file.
-        captioned: Function that captions some of the photos.
+        captioned: Function that captions the photos it receives.
         settings: All settings that affect the captions, by option.
         kind: The format of the file.
         resume: Keep the photos that an earlier run has finished.
-        force: Start over, and overwrite a file that somebody has corrected.
+        force: Start over, and overwrite the file even if the user has corrected it.
 
     Yields:
-        The rows of the photos in order, from the earlier run or new.
+        The rows of the photos, kept or new, in the order of the photos.
 
     Raises:
-        ConfigError: An earlier run has finished photos, and neither ``resume`` nor ``force`` is
-            true, or the settings of that run differ.
+        ConfigError: An earlier run finished some photos, and neither ``resume`` nor ``force`` is
+            true, or the earlier run had different settings.
     """
     path, settings = journal_path(target), json.loads(json.dumps(settings))
     known, written, corrected = _read(target, settings, resume=resume, force=force)
@@ -103,7 +104,7 @@ def continued(
         return done if finished else ""
 
     if rows:
-        warn(f"{target}: {counted(finished, 'photo')} kept as they are in the file")
+        warn(f"{target}: the existing captions of {counted(finished, 'photo')} are kept")
     elif known:
         gone = len(known.keys() - set(map(str, names)))
         left = f", {counted(gone, 'photo')} of an earlier run left out" if gone else ""
@@ -130,10 +131,10 @@ def _unchanged(
     known: dict[str, tuple[list[int], Row]],
     of_file: Mapping[Name | None, str],
 ) -> dict[Path, Row]:
-    """Return the photos that are not captioned again, with their entries, and update ``known``.
+    """Return the photos that keep their captions, with their entries, and update ``known``.
 
-    These are the photos with a row in the file, and the finished photos that have not changed. If a
-    photo has changed, its row is kept only if somebody may have written the caption.
+    These are the photos with a row in the file, and finished photos that have not changed. If a
+    photo has changed, its row is kept only if the user may have edited the caption.
     """
     kept: dict[Path, Row] = {}
     changed = []
@@ -152,8 +153,8 @@ def _unchanged(
             kept[photo] = one
     if changed:
         warn(
-            f"{first_of(changed)} changed after it was captioned, and its caption was kept; to "
-            "caption it again, remove its row"
+            f"{first_of(changed)} has changed, but its caption may be edited and is kept; to "
+            "caption the photo again, remove its row"
         )
     return kept
 
@@ -164,9 +165,9 @@ def _read(
     """Read the journal of an earlier run.
 
     Returns:
-        The entries by photo, the stamp of the file that the run wrote, and whether to keep the rows
-        of the file. They are kept if the file was written without ``--resume`` or has changed
-        since.
+        The entries by photo, the size and modification time of the file that the run wrote, and
+        whether to keep the file's rows. The rows are kept if the file was written without
+        ``--resume`` or has changed since.
     """
     path, before = journal_path(target), None
     known: dict[str, tuple[list[int], Row]] = {}
@@ -181,8 +182,8 @@ def _read(
         known, written, state = {}, [], {}
     elif not resume:
         raise ConfigError(
-            f"{path} has {counted(done, 'photo')} of an earlier run; add --resume to keep them, "
-            "or --force to start over"
+            f"{path} contains {counted(done, 'photo')} from an earlier run; add --resume to "
+            "keep them, or --force to start over"
         )
     else:
         check_same(path, before or {}, settings)

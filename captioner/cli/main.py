@@ -1,11 +1,10 @@
-"""The ``captioner`` command: run a subcommand and report its errors in one line.
+"""The ``captioner`` command, which runs a subcommand and reports errors in one line.
 
-A subcommand is a `Command` in the module with its name (for ``prepare features``: the module
-``prepare``). The module is imported only when the command runs, so that ``captioner --help`` is
-fast.
+Each subcommand is a `Command` in the module of the same name. ``prepare features`` is in the module
+``prepare``. A module is imported only when its command runs, so that ``captioner --help`` is fast.
 
-Exit codes: 0 success, 1 some inputs failed (each is reported, and the other inputs are processed),
-2 usage error, 130 interrupted.
+Exit codes: 0 for success, 1 if some inputs failed, 2 for a usage error, 130 if interrupted. Failed
+inputs are reported, and all other inputs are still processed.
 """
 
 from __future__ import annotations
@@ -46,14 +45,14 @@ COMMANDS = {
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 GRACE = 5.0
-"""Seconds that a command has after SIGTERM to end by itself."""
+"""Seconds that a command may take to end after SIGTERM."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code.
 
     Args:
-        argv: The arguments (default: those of the command line).
+        argv: The arguments (default: the arguments on the command line).
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     _open_missing_streams()
@@ -98,11 +97,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_missing_streams() -> None:
-    """Open the null device in place of missing standard streams, as under pythonw or ``>&-``.
+    """Open the null device for each missing standard stream, such as under pythonw or ``>&-``.
 
-    The streams are opened in their order, so that the null device also gets their file descriptors.
-    Otherwise the next opened file would get number 1 or 2, and libraries that print would write
-    into it.
+    The streams are opened in order, so that they get file descriptors 0 to 2. Otherwise, the next
+    opened file would get descriptor 1 or 2, and libraries that print would write into that file.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
@@ -111,7 +109,7 @@ def _open_missing_streams() -> None:
 
 
 def _warn_of_other_code() -> None:
-    """Warn if the current folder is a checkout with other code than the package that runs."""
+    """Warn if the current folder is a checkout with different code than the running package."""
     with suppress(OSError):  # a file that may not be read
         if Path("captioner", "cli", "main.py").is_file():
             from captioner.cli.checkout import other_code
@@ -150,7 +148,7 @@ def _run(command: str, arguments: list[str], debug: bool) -> int:
 
 
 def _report(error: BaseException) -> int:
-    """Print an error that is meant for users, or raise it again.
+    """Print an error that is meant for users, and raise any other error again.
 
     Returns:
         The exit code.
@@ -181,11 +179,11 @@ def _fail(message: str, code: int) -> int:
 
 @functools.cache
 def _end_at_sigterm() -> None:
-    """Let SIGTERM (from kill or a batch system) do the same as Ctrl-C, but within GRACE seconds.
+    """Handle SIGTERM (from kill or a batch system) like Ctrl-C, but exit within GRACE seconds.
 
-    Ctrl-C reaches the program between two operations of Python, and waits for threads that read
-    photos. The thread below sees the signal at once, whatever the other threads are decoding.
-    Commands with a handler of their own (train, serve) end by themselves.
+    Python handles Ctrl-C only between two of its operations, and waits for threads that read
+    photos. The thread started here sees the signal at once, even while other threads decode photos.
+    Commands with their own handler (train, serve) end on their own.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     reader, writer = os.pipe()
@@ -196,7 +194,7 @@ def _end_at_sigterm() -> None:
     def watch() -> None:
         """Exit the process if it is still running GRACE seconds after SIGTERM.
 
-        A command that handles SIGTERM itself is left alone.
+        Commands that handle SIGTERM themselves are not affected.
         """
         ours = signal.default_int_handler
         while signal.SIGTERM not in os.read(reader, 64) or signal.getsignal(signal.SIGTERM) != ours:

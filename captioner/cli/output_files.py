@@ -1,4 +1,4 @@
-"""Check the output files of a command before it starts to work."""
+"""Checks of a command's output files, made before the work starts."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ def refuse_overwrite(path: Path, force: bool) -> None:
     if path.is_dir():
         raise ConfigError(f"{path} is a folder; use a file name")
     if path.exists() and not force:
-        raise ConfigError(f"{path} exists; add --force to overwrite it, or use another name")
+        raise ConfigError(f"{path} exists; add --force to overwrite it, or use a different name")
 
 
 def require_parent(path: Path) -> None:
     """Raise an error if the folder of a new file does not exist."""
     if not path.parent.is_dir():
         raise ConfigError(
-            f"cannot write {path}, because the folder {path.parent} does not exist; create it "
-            f"first (mkdir -p {shlex.quote(str(path.parent))}), or use another name"
+            f"{path} cannot be written, because the folder {path.parent} does not exist; "
+            f"create it (mkdir -p {shlex.quote(str(path.parent))}), or use a different name"
         )
 
 

@@ -1,4 +1,4 @@
-"""Find the photos of a command: files, folders, quoted patterns and lists of names."""
+"""The photos of a command, found from files, folders, quoted patterns and lists of names."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ STDIN = Path("-")
 """The photo from standard input."""
 
 OWN = (".xmp", ".resume")
-"""Extensions of files that captioner writes next to photos or captions. They are not counted as
-skipped files."""
+"""Extensions of files that captioner writes next to photos or captions. These files do not count as
+skipped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,35 +35,36 @@ class PhotoOptions:
     """Pass files, folders, quoted patterns such as 'photos/*.jpg' (** includes subfolders), or -
     for a photo from standard input."""
     from_file: File | None = None
-    """Read names of photos and folders from this file, one per line or separated by NUL; -: from
-    standard input. Relative names start at the current folder."""
+    """Read the names of photos and folders from this file, one per line or separated by NUL. Use -
+    to read the names from standard input. Relative names are resolved from the current folder."""
     recursive: bool = False
     """Search subfolders too."""
 
 
 @dataclass
 class Photos:
-    """The photos that were found, and the inputs that were not."""
+    """The photos that were found, and the inputs that were skipped or not found."""
 
     paths: list[Path] = field(default_factory=list)
-    """The photos in the order of the arguments, without repetition; ``STDIN`` for standard input.
-    Named files may not exist."""
+    """The photos in the order of the arguments, without duplicates. ``STDIN`` means standard input.
+    """
     subfolders: dict[Path, Path] = field(default_factory=dict)
-    """For photos from folders: the subfolder, relative to the folder argument."""
+    """The subfolder of each photo that was found in a folder, relative to the folder argument."""
     problems: int = 0
-    """Number of arguments and listed names without a photo. A warning was printed for each."""
+    """Number of arguments and listed names that lead to no photo. A warning was printed for each of
+    them."""
     skipped: Skipped = field(default_factory=Skipped)
     formats: tuple[PhotoFormat, ...] = FORMATS
     """Formats that folders are searched for."""
 
     @property
     def failures(self) -> int:
-        """Number of inputs that cannot be captioned, including photos of unsupported formats."""
+        """Number of inputs that cannot be captioned, including photos in unsupported formats."""
         photos = sum(extensions.total() for extensions in self.skipped.photos.values())
         return self.problems + len(self.skipped.unlisted) + photos
 
     def report_skipped(self) -> None:
-        """Print what else the folders contain: one line per unsupported format, one for others."""
+        """Print which files were skipped: one line per unsupported format, one for all others."""
         skipped = self.skipped
         for problem in skipped.unlisted:
             warn(problem)
@@ -88,7 +89,7 @@ class Photos:
             warn(f"skipped {'; '.join(text for text, count in rest.items() if count)}")
 
     def add(self, name: str, recursive: bool) -> None:
-        """Add a file, or the photos of a folder without the pictures that captioner drew of them.
+        """Add a file, or the photos in a folder except the pictures that captioner drew.
 
         Raises:
             DataError: The file does not exist, or a folder has no photos.
@@ -114,17 +115,18 @@ def find_photos(
     recursive: bool,
     formats: tuple[PhotoFormat, ...] = FORMATS,
 ) -> Photos:
-    """Find the photos that arguments and a list name, and warn about each that is missing.
+    """Find the photos named by arguments and by a list, and warn about missing photos.
 
     Args:
         names: Files, folders, patterns, or - for standard input.
-        from_file: File with the names of further photos and folders.
+        from_file: File that lists further photos and folders.
         recursive: Search subfolders too.
         formats: Formats that folders are searched for.
     """
     if not names and from_file is None:
         raise ConfigError(
-            "no photos were named; pass files or folders, - for standard input, or --from-file FILE"
+            "no photos were passed; pass files or folders, - for standard input, or "
+            "--from-file FILE"
         )
     photos = Photos(formats=formats)
     listed = [] if from_file is None else read_names(from_file)
@@ -140,21 +142,22 @@ def find_photos(
 
 
 def _expand(argument: str, skipped: Skipped) -> list[str]:
-    """Expand a pattern that the shell left unchanged to the matching files, except hidden files."""
+    """Expand a quoted pattern to the matching files, without hidden files."""
     if Path(argument).suffix.lower() == ".txt" and Path(argument).is_file():
         raise DataError(
-            f"{argument} is not a photo; if it lists photos, pass --from-file {argument}"
+            f"{argument} is a text file, not a photo; if it lists photos, use --from-file "
+            f"{argument}"
         )
     if "://" in argument or os.path.lexists(argument) or not glob.has_magic(argument):
         return [argument]
     names = [name for name in expand_pattern(argument, skipped) if not Path(name).is_dir()]
     if not names:
-        raise DataError(f"{argument} matches no file; check the pattern and the folder")
+        raise DataError(f"{argument} matches no files; check the pattern and the folder")
     return names
 
 
 def read_names(source: str) -> list[tuple[str, str]]:
-    """Read the names from a list, each with its position in the list, such as ``list.txt:3: ``.
+    """Return the names in a list, each with its position in the list, such as ``list.txt:3: ``.
 
     If the list contains NUL, names are separated by NUL, and otherwise by line ends.
     """
@@ -171,7 +174,7 @@ def read_names(source: str) -> list[tuple[str, str]]:
 
 
 def _by_extension(counts: Counter[str]) -> str:
-    """Return the most frequent extensions with their counts, six at most: ``2 .txt, 1 .mp4``."""
+    """Return the six most frequent extensions with their counts, such as ``2 .txt, 1 .mp4``."""
     ordered = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
     parts = [f"{count} {extension or 'without extension'}" for extension, count in ordered]
     return ", ".join([*parts[:6], *["..."] * (len(parts) > 6)])

@@ -45,8 +45,8 @@ def dataset(options: DatasetOptions, _: Any) -> int:
 class FrequenciesOptions:
     """Count in how many photos each n-gram of 1 to 4 words occurs (document frequencies).
 
-    With these counts (captioner evaluate --frequencies), the CIDEr-D score of a caption does not
-    depend on which other photos are scored.
+    CIDEr-D uses these counts (captioner evaluate --frequencies). With them, the score of a caption
+    does not depend on which other photos are scored.
     """
 
     annotations: Annotated[list[str], Shown(positional=True)]
@@ -70,12 +70,14 @@ def frequencies(options: FrequenciesOptions, _: Any) -> int:
     if target.is_dir():
         target = find_model(target) / FREQUENCIES
     elif options.output.endswith("/"):
-        raise ConfigError(f"{options.output} does not exist; use a model folder, or a file name")
+        raise ConfigError(
+            f"{options.output} does not exist; use an existing model folder, or a file name"
+        )
     refuse_overwrite(target, options.force)
     references = read_captions(options.annotations, renumber=True)
     found = count_frequencies(references)
     atomic_write(target, found.to_bytes())
-    print(f"{target}: {len(found.counts)} n-grams of {found.documents} photos")
+    print(f"{target}: {len(found.counts)} n-grams from the captions of {found.documents} photos")
     return OK
 
 
@@ -103,7 +105,7 @@ class FeaturesOptions(RayOptions, ConfigOptions):
 
 @command("prepare features", CONFIG_USAGE, FeaturesOptions, TrainConfig)
 def features(options: FeaturesOptions, given: dict[str, Any]) -> int:
-    """Encode the photos whose features are missing."""
+    """Encode all photos that have no features yet."""
     config = read_config(options, read_changes(options, given))
     folder, batch_size = Path(options.output), options.batch_size
     with_ray = on_ray(options)

@@ -17,16 +17,16 @@ from captioner.schema import Shown
 class PushOptions(CardOptions):
     """Upload a model with its card to the Hugging Face hub.
 
-    No photos or paths are uploaded. The model contains words and n-gram counts of its training
-    captions. Log in first (hf auth login), or set the environment variable HF_TOKEN.
+    No training photos or paths are uploaded. The model contains words and n-gram counts from its
+    training captions. Log in first (hf auth login), or set the environment variable HF_TOKEN.
     """
 
     model: Annotated[str, Shown(positional=True)]
-    """Upload this model folder or run folder, or shipped for the shipped model."""
+    """Upload this model folder or run folder. shipped: the shipped model."""
     target: Annotated[str, Shown(positional=True)]
     """Upload to this repository, which is created if necessary: hf:user/name[@branch]."""
     dry_run: bool = False
-    """Print the files and the card without a connection to the hub."""
+    """Print the files and the card, without a connection to the hub."""
     private: bool = False
     """Make a new repository visible only to yourself (default: the setting of your account)."""
     message: str = "Upload a captioner model"
@@ -43,9 +43,13 @@ def push(options: PushOptions, _: Any) -> int:
     from captioner.inference.names import CARD
 
     if hub.is_hub_name(options.model):
-        raise ConfigError(f"{options.model} is already on the hub; use a model or run folder")
+        raise ConfigError(
+            f"{options.model} is already on the hub; pass a model folder or run folder"
+        )
     if not hub.is_hub_name(options.target):
-        raise ConfigError(f"the target is {options.target!r}; use hf:user/name")
+        raise ConfigError(
+            f"the target {options.target!r} is not a repository on the hub; use hf:user/name"
+        )
     target, folder = hub.parse(options.target), find_model(options.model)
     files = files_to_push(folder, target.repo, options, partial(caption_with, folder))
     if not options.dry_run:

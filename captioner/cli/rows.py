@@ -1,4 +1,4 @@
-"""Rows: one photo with its captions as JSON data, the form that all output formats write."""
+"""Rows of the output: a photo with its captions as JSON data, in every output format."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ Name = str | int
 Row = dict[str, Any]
 """``{"image": name, "captions": [...]}``, or ``{"error": message}`` if the photo failed. Rows of
 videos also have ``start`` and ``end`` in seconds. Rows kept from an existing file have ``image``
-(the photo's name or None), ``text`` (the caption) and ``kept`` (the row as it was read)."""
+(the photo's name or None), ``text`` (the caption) and ``kept`` (the original row)."""
 
 
 class Wording(NamedTuple):
     """Options of ``captioner caption`` for the text of captions, and for unsure captions."""
 
     min_confidence: float | None = None
-    """Confidence below which a caption is unsure, 0 to 1, or None if no caption is unsure."""
+    """The confidence (0 to 1) below which a caption is unsure. If None, no caption is unsure."""
     if_unsure: Literal["mark", "skip", "hedge"] | None = None
-    """Treatment of unsure captions; None marks them."""
+    """Treatment of unsure captions. If None, they are marked."""
     sentence_case: bool = False
     """Begin captions with a capital letter and end them with a full stop."""
 
     @property
     def marks(self) -> bool:
-        """True if each caption has a field that tells whether it is unsure."""
+        """True if each caption gets a field ``unsure``."""
         return self.min_confidence is not None and self.if_unsure in (None, "mark")
 
 
 def make_row(name: Name, captions: Sequence[Caption], wording: Wording) -> Row:
-    """Return the row of a photo. It has no captions if they are skipped as unsure."""
+    """Return the row of a photo. If its captions are skipped as unsure, the row has none."""
     least = wording.min_confidence
     entries = [
         caption.to_dict(min_confidence=least if wording.marks else None) for caption in captions

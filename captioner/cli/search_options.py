@@ -1,4 +1,4 @@
-"""Search options of the commands that caption, checked before torch and the model are loaded."""
+"""Early checks of the search options, before torch and the model are loaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from captioner.options import SearchOptions
 
 
 def checked_search(models: Sequence[str], given: Mapping[str, Any]) -> SearchOptions:
-    """Return the model's search options, changed by the command line.
+    """Return the model's search options, with the changes from the command line.
 
     Only the model's config is read, so that errors appear before torch and the model are loaded.
     """

@@ -23,7 +23,7 @@ KEYS = "CAPTIONER_API_KEYS"
 
 @command("serve", "[options]", ServeOptions, environment=True)
 def serve(options: ServeOptions, _: Any) -> NoReturn:
-    """Serve until interrupted."""
+    """Run the server until it is interrupted."""
     options = dataclasses.replace(options, api_keys=os.environ.get(KEYS))
     keep_freed_memory(threads=True)  # the model runs in a thread
 
@@ -53,7 +53,7 @@ def serve(options: ServeOptions, _: Any) -> NoReturn:
 
 
 def _model_name(folders: Sequence[str]) -> str:
-    """Return the models' names for an HTTP header, with fingerprints: ``best@0123456789ab``."""
+    """Return the names and fingerprints of models for an HTTP header: ``best@0123456789ab``."""
     paths = [Path(folder) for folder in folders or (SHIPPED,)]
     names = [re.sub(r"[^A-Za-z0-9._-]", "_", path.resolve().name) or "model" for path in paths]
     return "+".join(f"{name}@{fingerprint(path)}" for name, path in zip(names, paths, strict=True))

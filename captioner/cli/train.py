@@ -32,7 +32,7 @@ class ConfigOptions:
         field(default_factory=list)
     )
     """Read settings from a YAML file, and replace single settings with SECTION.NAME=VALUE, such as
-    training.lr=1e-4. Write values as in YAML, and a list as one value: "data.images=[a, b]"."""
+    training.lr=1e-4. Write values as in YAML. Quote lists: "data.images=[a, b]"."""
     list_settings: Annotated[bool, Shown(flags=("--settings",))] = False
     """List all settings with their defaults, and exit."""
 
@@ -48,7 +48,7 @@ class TrainCommandOptions(TrainOptions, ConfigOptions):
 
 
 def read_changes(options: ConfigOptions, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the command line by name, with a dictionary for each section.
+    """Return the settings on the command line by name, with a dictionary for each section.
 
     Raises:
         ConfigError: A value is not valid YAML, or a setting is set twice.
@@ -60,13 +60,15 @@ def read_changes(options: ConfigOptions, given: Mapping[str, Any]) -> dict[str, 
         settings = changes.setdefault(section, {}) if section else changes
         parsed = parse_yaml(os.path.expanduser(value), name)  # noqa: PTH111 - not only paths
         if last in settings:
-            raise ConfigError(f"{name} is set twice; set it once (a list as {name}=[a, b])")
+            raise ConfigError(
+                f"{name} is set twice; set it once, and write a list as {name}=[a, b]"
+            )
         settings[last] = parsed
     return changes
 
 
 def read_config(options: ConfigOptions, changes: Mapping[str, Any]) -> TrainConfig:
-    """Return the config: the config file with the settings of the command line.
+    """Return the config file, with the changes from the command line.
 
     With ``--settings``, print the list of settings and exit.
     """
@@ -76,7 +78,7 @@ def read_config(options: ConfigOptions, changes: Mapping[str, Any]) -> TrainConf
     files = [text for text in options.settings if not _is_setting(text)]
     if len(files) > 1:
         raise ConfigError(
-            f"{files[1]!r} is a second config file; pass one config file, and settings as "
+            f"{files[1]!r} is a second config file; pass one file, and write settings as "
             "SECTION.NAME=VALUE"
         )
     for path in files:
@@ -90,10 +92,10 @@ def _is_setting(text: str) -> bool:
 
 
 def check_config_file(path: str) -> None:
-    """Raise an error if a path is not a config file but captions, or a folder of photos.
+    """Raise an error if a path leads to captions or photos instead of a config file.
 
     Raises:
-        ConfigError: The message tells how to train on these captions or photos.
+        ConfigError: The path leads to captions or photos. The message shows how to train on them.
     """
     file = Path(path)
     try:
@@ -101,15 +103,14 @@ def check_config_file(path: str) -> None:
     except DataError as error:
         if file.is_dir():
             raise ConfigError(
-                f"{path} is a folder, not a config file; to train on its photos, add their "
-                f"captions: captioner train --data captions.csv --images {path} "
-                "--init-from shipped"
+                f"{path} is a folder, not a config file; to train on its photos, run "
+                f"captioner train --data captions.csv --images {path} --init-from shipped"
             ) from error
         return
     images = "" if file.is_dir() else " --images FOLDER"
     raise ConfigError(
-        f"{path} contains captions, not settings; to train on it, run captioner train --data {path}"
-        f"{images} --init-from shipped (or convert it with captioner prepare dataset)"
+        f"{path} contains captions, not settings; to train on them, run captioner train "
+        f"--data {path}{images} --init-from shipped"
     )
 
 
@@ -117,7 +118,7 @@ def check_config_file(path: str) -> None:
     "train", "[CONFIG.yaml] [SECTION.NAME=VALUE ...] [options]", TrainCommandOptions, TrainConfig
 )
 def train(options: TrainCommandOptions, given: dict[str, Any]) -> int:
-    """Train to the end, or until interrupted.
+    """Train a model until the last epoch, or until interrupted.
 
     The exit code is 1 if the best model writes no captions.
     """
@@ -125,7 +126,7 @@ def train(options: TrainCommandOptions, given: dict[str, Any]) -> int:
     check_replaced(options, changes)
     config = read_config(options, changes)
     state = Path(config.run_folder, STATE)
-    saved = f"the state is saved in {state.parent}"
+    saved = f"the training state is saved in {state.parent}"
     with hint(lambda: saved if IS_MAIN and state.exists() else "", "with --resume"):
         found = run(config, options)
     if not IS_MAIN:
@@ -137,11 +138,13 @@ def train(options: TrainCommandOptions, given: dict[str, Any]) -> int:
     from captioner.training.validation import describe_selection
 
     best = describe_selection(config.training.select, found.score)
-    where = f"in epoch {found.epoch}" if found.epoch else "before training"
-    print(f"best {best} {where}: {found.model_folder}")
+    where = f"epoch {found.epoch}" if found.epoch else "before training"
+    print(f"the best model ({best}, {where}) is in {found.model_folder}")
     if found.problem:
         warn(found.problem)
         # With an exit code of 1, torchrun would print a traceback, although the run has finished.
         return OK if "TORCHELASTIC_RUN_ID" in os.environ else FAILED
-    print(f"to use it: captioner caption PHOTOS --model {shlex.quote(config.run_folder)}")
+    print(
+        f"to use the model, run: captioner caption PHOTOS --model {shlex.quote(config.run_folder)}"
+    )
     return OK

@@ -1,4 +1,4 @@
-"""Captions of videos, for ``captioner caption --every``."""
+"""Captions for videos (``captioner caption --every``)."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def read_interval(every: str) -> float | None:
     """Return the interval of ``--every`` in seconds, or None for shots.
 
     Raises:
-        ConfigError: It is neither a time nor ``shot``.
+        ConfigError: ``every`` is neither a time nor ``shot``.
     """
     if every == "shot":
         return None
     found = re.fullmatch(r"(\d+\.?\d*|\.\d+) ?(ms|s|m|min|h|)", every)
     if not found or not float(found[1]):
-        raise ConfigError(f"--every is {every!r}; use a time such as 5s or 2m, or shot")
+        raise ConfigError(f"--every is {every!r}; use a time such as 5s or 2m, or the word 'shot'")
     return float(found[1]) * _UNITS[found[2]]
 
 
@@ -42,9 +42,9 @@ def video_rows(
     search: SearchOptions,
     wording: Wording,
 ) -> Iterator[Row]:
-    """Caption the frames of videos: one frame per interval (seconds), or one per shot if None.
+    """Caption one frame of each video per interval (seconds), or per shot if ``every`` is None.
 
-    Yield each caption with its start and end. If a video is damaged, also yield its error.
+    Yield each caption with its start and end. If a video is damaged, yield its error too.
     """
     from captioner.data.images import reduced_side
     from captioner.data.video import Video
@@ -65,7 +65,7 @@ def video_rows(
 
 
 def merged(rows: Iterable[Row]) -> Iterator[Row]:
-    """Merge equal captions in a row into the most confident one, with the times of all."""
+    """Merge identical consecutive captions into the most confident one, over their whole time."""
     for _, group in groupby(rows, lambda row: [c["text"] for c in row["captions"]]):
         same = list(group)
         best = max(same, key=lambda row: [c["confidence"] or 0.0 for c in row["captions"]])

@@ -2,14 +2,14 @@
 
     ┌─────────────────────┐
     │ ▒▒▒▒▒▒▒▓▓▓▒▒▒▒▒▒▒▒▒ │  the photo under the map
-    │ a brown [dog]       │  the words so far; there is room for the whole sentence
+    │ a brown [dog]       │  the words so far; space is reserved for the whole sentence
     │ β ▬▬▬▬ 0.91  p 0.42 │  gate and probability of the word; the colour scale
     └─────────────────────┘
 
 The first frame shows the photo, the whole sentence and a note on the numbers. Programs that do not
-play animations show this frame. Then the map of each word fades into the map of the next word.
-Left-out words follow the caption in grey, with grey maps. Pillow draws the frames: it is fast and
-fits letters to whole pixels.
+play animations show only this frame. After the first frame, the map of each word fades into the map
+of the next word. Left-out words follow the caption in grey, with grey maps. Pillow draws the
+frames, because it is fast and aligns letters with whole pixels.
 """
 
 from __future__ import annotations
@@ -37,30 +37,31 @@ _MIN_WIDTH = 280  # pixels of the text below the photo
 _TRANSITION = 0.55  # of a word's time: the map moves, then it rests
 FRAME_RATE = 15  # frames per second
 _PAUSE = 2.0  # seconds of the whole sentence at the start
-# Levels of 255 by which a pixel of a GIF must change to be dithered again. Pixels that change less
-# stay, so that the noise of the dithering does not move. With 16 levels, moving maps had contour
-# lines; with 5, they have none, and the file is 1.6 times as large.
+# A pixel of a GIF is dithered again only if its colour changes by this many of 255 levels.
+# Otherwise it keeps its dithered colour, so that the dithering noise does not move. A threshold of
+# 16 left contour lines in moving maps. A threshold of 5 leaves none, but the file is 1.6 times as
+# large.
 _LEAST_CHANGE = 5
 _Point = tuple[float, float]
 _EXPLANATION = "β: use of the photo, p: probability"  # fits the smallest width
 
 
 class Shot(NamedTuple):
-    """A distinct frame and how long it is shown."""
+    """A distinct frame, and the number of times it is repeated."""
 
     word: int
     """The index of the word, or -1 for the photo with the whole caption."""
     part: float
-    """The progress of the transition from the previous word, 0 to 1."""
+    """Progress of the transition from the previous word, 0 to 1."""
     frames: int
 
 
 def plan_shots(words: int, seconds_per_word: float) -> list[Shot]:
-    """Return the shots of the pause at the start and of T words."""
+    """Return the shots of an animation: the pause at the start, then ``words`` words."""
     rate = FRAME_RATE
     shots = [Shot(-1, 1.0, round(_PAUSE * rate))]
     for word in range(words):
-        # Measured from the start, so that rounding to frames does not accumulate.
+        # Times are measured from the start, so that rounding errors do not accumulate.
         length = round((word + 1) * seconds_per_word * rate) - round(word * seconds_per_word * rate)
         length = max(1, length)
         moving = 0 if word == 0 else min(length - 1, round(_TRANSITION * seconds_per_word * rate))
@@ -70,15 +71,15 @@ def plan_shots(words: int, seconds_per_word: float) -> list[Shot]:
 
 
 def ease(part: float) -> float:
-    """Return the smoothstep 3 t^2 - 2 t^3, which starts and ends slowly between 0 and 1."""
+    """Return the smoothstep 3 t^2 - 2 t^3, which rises from 0 to 1 with a slow start and end."""
     return part * part * (3.0 - 2.0 * part)
 
 
 class Animation(Drawing):
     """An animation that draws its frames on demand.
 
-    ``.gif`` files have 256 colours and play everywhere. ``.webp`` files are small and have all
-    colours. Both play in a loop.
+    ``.gif`` files have 256 colours and play everywhere. ``.webp`` files are small and keep all
+    colours. Both formats play in a loop.
     """
 
     kind, suffixes = "an animation", (".gif", ".webp")
@@ -90,7 +91,7 @@ class Animation(Drawing):
         self.theme = style.THEMES[options.theme]
         common = heatmap.scale_of(self.caption) if options.scale == "common" else None
         self.tops = [common or heatmap.shared_scale(alpha) for alpha in self.caption.alphas]
-        """The attention that is drawn brightest, for each word."""
+        """The attention value that is drawn brightest, for each word."""
         self.inner = max(photo.width, _MIN_WIDTH)
         self.text = max(13, min(22, round(self.inner / 26)))
         self.small = max(11, round(0.78 * self.text))
@@ -135,7 +136,7 @@ class Animation(Drawing):
         return f'<img alt="{alt}" width="{width}" height="{height}" src="{data}">'
 
     def _indexed_frames(self) -> Iterator[Image.Image]:
-        """Iterate over the distinct frames in 256 colours, dithered.
+        """Yield each distinct frame once, dithered to 256 colours.
 
         A pixel keeps its dithered colour until its true colour changes. The noise of the dithering
         therefore does not move, and the file is smaller.
@@ -205,7 +206,7 @@ class Animation(Drawing):
         return frame
 
     def _sentence(self, frame: Image.Image, current: int) -> None:
-        """Draw the words up to the current one, which is highlighted (current -1: all words)."""
+        """Draw the words up to the ``current`` word, and highlight it. -1: draw all words."""
         size = self.text
         for position, (left, line, word) in enumerate(self.words[: current + 1 or None]):
             top, x = self.sentence_top + line * self.leading, self.margin + left
@@ -256,7 +257,7 @@ class Animation(Drawing):
         )
 
     def _text(self, frame: Image.Image, at: _Point, text: str, size: int, **how: Any) -> None:
-        """Draw text with its baseline at a point. ``how`` sets Pillow's fill and anchor."""
+        """Draw text with its baseline at a point. ``how`` overrides Pillow's fill and anchor."""
         how = {"fill": self.theme.text, "anchor": "ls"} | how
         ImageDraw.Draw(frame).text(at, text, font=style.pillow_font(size), **how)
 

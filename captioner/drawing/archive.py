@@ -1,8 +1,9 @@
-"""Attention maps of many photos as one NumPy archive (.npz), for other programs.
+"""A NumPy archive (.npz) with the attention maps of many photos, for use in other programs.
 
-The archive has one row per caption, N in all. T is the number of words of the longest caption.
-Shorter captions are padded with empty words and zeros (truth: NaN). Arrays of left-out words are
-padded to U words in the same way. Nothing is pickled. docs/interoperability.md lists the keys.
+The archive has N rows, one per caption. The longest caption has T words. Shorter captions are
+padded with empty words and zeros; the array of truth probabilities is padded with NaN. Arrays for
+left-out words are padded in the same way to U words. No array is pickled. docs/interoperability.md
+lists the keys.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ FORMAT_VERSION = 1
 
 
 class MapArchive(Drawing):
-    """Captions and their attention maps, to be saved as ``.npz``."""
+    """An archive of captions and their attention maps, saved as ``.npz``."""
 
     kind, suffixes = "an archive of maps", (".npz",)
 
@@ -43,21 +44,21 @@ class MapArchive(Drawing):
         """Add the captions of a photo.
 
         Args:
-            photo: Its path, which becomes part of the archive; any name if ``size`` is given.
-            captions: One, or several.
-            size: Width and height of the upright photo (pixels); None: read from the file.
+            photo: The path of the photo, or any name if ``size`` is set. The archive contains it.
+            captions: One caption or several.
+            size: Width and height of the upright photo in pixels, or None to read the file.
 
         Raises:
-            ConfigError: A caption's arrays do not match its words, or its grid differs from that of
-                the captions before.
+            ConfigError: A caption's arrays do not match its words, or its grid differs from the
+                grid of earlier captions.
             ImageError: The photo cannot be read.
         """
         size = size or image_size(photo)
         for caption in check_captions(captions):
             if self._rows and self._rows[0][2].alphas.shape[1:] != caption.alphas.shape[1:]:
                 raise ConfigError(
-                    f"{photo} has maps of another grid than the photos before it; write one "
-                    "archive per model"
+                    f"the grid of the maps of {photo} differs from the grid of earlier "
+                    "photos; write one archive per model"
                 )
             self._rows.append((str(photo), size, caption))
 
@@ -68,7 +69,7 @@ class MapArchive(Drawing):
             ConfigError: The archive is empty.
         """
         if not self._rows:
-            raise ConfigError("the archive has no captions; add at least one")
+            raise ConfigError("the archive is empty; add the captions of at least one photo")
         names, sizes, captions = zip(*self._rows, strict=True)
         left_out = [one.left_out or _nothing(one) for one in captions]
         more = {f"left_out_{key}": value for key, value in _padded(left_out).items()}
@@ -84,7 +85,7 @@ class MapArchive(Drawing):
         }
 
     def encode(self, suffix: str = ".npz") -> bytes:  # noqa: ARG002 - there is only one format
-        """Return the content of the file, compressed.
+        """Return the compressed content of the file.
 
         Raises:
             ConfigError: The archive is empty.
@@ -95,13 +96,13 @@ class MapArchive(Drawing):
 
 
 def _nothing(caption: Caption) -> LeftOut:
-    """Return empty left-out words, for a caption that leaves out nothing."""
+    """Return an empty ``LeftOut`` for a caption without left-out words."""
     none = np.empty(0, np.float32)
     return LeftOut((), none, caption.alphas[:0], none, none)
 
 
 def _padded(rows: Sequence[Caption | LeftOut]) -> dict[str, NDArray[Any]]:
-    """Return the words of all rows and their arrays, padded to the longest row, by key."""
+    """Return the words and arrays of all rows by key, padded to the longest row."""
     lengths = [len(row.words) for row in rows]
     rests = [max(lengths) - length for length in lengths]
 

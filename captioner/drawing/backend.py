@@ -1,9 +1,9 @@
-"""The import of matplotlib, which works with any value of ``MPLBACKEND``.
+"""An import of matplotlib that works with any value of ``MPLBACKEND``.
 
-Jupyter, Colab and Kaggle set ``MPLBACKEND`` for every program that is started from a notebook.
-If that backend is not installed, the import of matplotlib fails. Drawings need no backend, so
-matplotlib is imported without the variable. Afterwards the backend is set if it exists, as
-matplotlib would have done, for code in the same process that uses pyplot.
+Jupyter, Colab and Kaggle set ``MPLBACKEND`` for every program that is started from a notebook. If
+that backend is not installed, importing matplotlib fails. Drawings need no backend, so matplotlib
+is imported without the variable. Afterwards, the backend is set if it is installed, so that other
+code in the process can use pyplot as usual.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A matplotlib figure at fixed positions, in pixels from the upper left corner.
+"""A canvas that draws on a matplotlib figure, at positions in pixels from the upper left corner.
 
-In SVG and PDF files, text is stored as text and lines as vectors. Pictures are stored as JPEG. They
-are scaled down only if they have more dots per inch than needed.
+SVG and PDF files store text as text, lines as vectors, and pictures as JPEG. A picture is scaled
+down only if its resolution is higher than needed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _LOCK = threading.Lock()  # matplotlib's settings are global
 
 @contextmanager
 def matplotlib_settings() -> Iterator[None]:
-    """Apply our settings of matplotlib, one thread at a time, then restore the user's settings."""
+    """Apply captioner's matplotlib settings in one thread at a time, then restore the user's."""
     with _LOCK, matplotlib.rc_context(), warnings.catch_warnings():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_SETTINGS)
@@ -61,10 +61,10 @@ class Canvas:
     """Text, boxes, pictures and outlines, drawn in order on a background."""
 
     def __init__(self, theme: Theme, text_size: float, dpi: float, max_dpi: float) -> None:
-        """Make an empty canvas with text of ``text_size`` pixels, unless a text sets its own size.
+        """Create an empty canvas.
 
-        One inch of an SVG or PDF file has ``dpi`` pixels of the canvas. Pictures in these files
-        have at most ``max_dpi`` pixels per inch.
+        ``text_size`` is the default text size in pixels. In SVG and PDF files, ``dpi`` pixels of
+        the canvas make one inch, and pictures have at most ``max_dpi`` pixels per inch.
         """
         self.theme, self.text_size, self._max_dpi = theme, text_size, max_dpi
         self.figure = Figure(dpi=dpi, facecolor=theme.background, edgecolor="none")
@@ -73,7 +73,7 @@ class Canvas:
         self._point = 72 / dpi  # points per pixel
 
     def set_size(self, width: int, height: int) -> None:
-        """Set the width and height in pixels, after everything is drawn."""
+        """Set the width and height in pixels, after all drawing is done."""
         tiny = 1e-3  # matplotlib rounds down
         self.figure.set_size_inches(
             (width + tiny) / self.figure.dpi, (height + tiny) / self.figure.dpi
@@ -117,21 +117,21 @@ class Canvas:
             self.box(left, top, left + length, bottom, fill)
 
     def picture(self, x: int, y: int, image: Image.Image, title: str) -> None:
-        """Draw a picture with an alternative text."""
+        """Draw a picture. ``title`` is its text alternative."""
         self._add(_Picture(x, y, image, title, min(1.0, self._max_dpi / self.figure.dpi)))
 
     def outline(
         self, x: int, y: int, size: tuple[int, int], mask: NDArray[np.bool_], hairline: float
     ) -> None:
-        """Draw the border of a mask (H, W) over the picture at this place."""
+        """Draw the border of a mask (H, W) over a picture at ``x``, ``y`` with this size."""
         padded = np.pad(np.asarray(mask, dtype=np.float32), 1)
-        # The line runs half way between pixels inside and outside. Pixel i of the mask is pixel
-        # i + 1 of the padded mask, and its centre is at i + 0.5.
+        # The line runs halfway between pixels inside and outside the mask. Pixel i of the mask is
+        # pixel i + 1 of the padded mask, and its centre is at i + 0.5.
         lines = [
             np.clip((np.asarray(line) - 0.5) / mask.shape[::-1], 0.0, 1.0)
             for line in contourpy.contour_generator(z=padded).lines(0.5)
         ]
-        # Black around white stands out on any photo.
+        # A white line with a black border stands out on any photo.
         for thick, colour in ((3.6, "#000000"), (1.6, "#ffffff")) if lines else ():
             paths = (Path(line * size + (x, y), closed=True) for line in lines)
             patch = PathPatch(
@@ -159,14 +159,14 @@ class _Picture(Artist):
         self.x, self.y, self.image, self.title, self.shrink = x, y, image, title, shrink
 
     def jpeg(self) -> tuple[bytes, tuple[int, int]]:
-        """Return the picture as stored in SVG and PDF files, with its size."""
+        """Return the JPEG data for SVG and PDF files, and its width and height."""
         small = self.image
         if self.shrink < 1:
             small = small.resize([max(1, round(side * self.shrink)) for side in small.size])
         return encoded(small, "JPEG", quality=_QUALITY, optimize=True), small.size
 
     def draw(self, renderer: Any) -> None:
-        """Draw the picture with a renderer of matplotlib, or write it as an element of an SVG."""
+        """Draw the picture with a matplotlib renderer, or write it as an element of an SVG file."""
         width, height = self.image.size
         corners = [(self.x, self.y + height), (self.x + width, self.y)]
         (left, bottom), (right, top) = self.get_transform().transform(corners)
@@ -194,7 +194,7 @@ def to_image(figure: Figure) -> Image.Image:
 
 
 def to_vectors(figure: Figure, kind: str, title: str) -> bytes:
-    """Return the content of an ``svg`` or ``pdf`` file, without a date."""
+    """Return the content of an ``svg`` or ``pdf`` file. It contains no date."""
     buffer = io.BytesIO()
     date = "Date" if kind == "svg" else "CreationDate"
     about = {"Title": printable(title), "Creator": f"captioner {__version__}", date: None}
@@ -207,7 +207,7 @@ def to_vectors(figure: Figure, kind: str, title: str) -> bytes:
 
 
 def _with_jpeg(pdf: bytes, pictures: Sequence[tuple[bytes, tuple[int, int]]]) -> bytes:
-    """Replace the images of a PDF by JPEG data, in order, because matplotlib cannot write JPEG."""
+    """Replace the images in a PDF, in order, with JPEG data, which matplotlib cannot write."""
     start = int(pdf.rsplit(b"startxref\n", 1)[1].split()[0])
     table, remaining, moved = pdf[start:], iter(pictures), {}
     offsets = sorted(int(line[:10]) for line in table.splitlines() if line.endswith(b" n "))

@@ -1,4 +1,4 @@
-"""The base class of figures, animations, pages and archives, and checks of what they show."""
+"""The base class of figures, animations, pages and archives, and checks of their captions."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from captioner.files import atomic_write
 
 
 class Drawing(ABC):
-    """A figure, animation, page or archive, which can be saved or shown in a notebook."""
+    """A figure, animation, page or archive that can be saved or shown in a notebook."""
 
     kind: ClassVar[str]
-    """The name of the kind in messages, with an article."""
+    """The name of this kind of drawing in messages, with an article."""
     suffixes: ClassVar[tuple[str, ...]]
     """The supported file extensions."""
 
@@ -25,11 +25,11 @@ class Drawing(ABC):
         """Return the content of a file with this extension."""
 
     def save(self, path: str | Path) -> None:
-        """Write a file in the format of its extension. Equal drawings make equal files.
+        """Write a file in the format of its extension. Equal drawings produce equal files.
 
         Raises:
             ConfigError: The format is not supported, or needs a package that is missing.
-            OSError: The file cannot be written; an existing file is kept.
+            OSError: The file cannot be written. An existing file is kept.
         """
         atomic_write(path, self.encode(self.check_suffix(path)))
 
@@ -43,7 +43,7 @@ class Drawing(ABC):
         suffix = Path(path).suffix.lower()
         if suffix not in cls.suffixes:
             wanted, allowed = suffix or "a file without extension", ", ".join(cls.suffixes)
-            raise ConfigError(f"{path}: cannot write {wanted} as {cls.kind}; use {allowed}")
+            raise ConfigError(f"{cls.kind} cannot be saved as {wanted} ({path}); use {allowed}")
         return suffix
 
 
@@ -55,8 +55,9 @@ def check_size(kind: str, width: int, height: int, max_side: int, max_pixels: in
     """
     if max(width, height) > max_side or width * height > max_pixels:
         raise ConfigError(
-            f"the {kind} would have {width} x {height} pixels (limits: {max_pixels:,} pixels, "
-            f"{max_side:,} per side); use a smaller panel_size, fewer words or captions"
+            f"the {kind} would have {width} x {height} pixels, but the limits are "
+            f"{max_pixels:,} pixels and {max_side:,} per side; use a smaller panel_size, "
+            "fewer words or fewer captions"
         )
 
 
@@ -66,17 +67,20 @@ def check_captions(
     """Return one or several captions as a list.
 
     Raises:
-        ConfigError: A caption cannot be drawn, or the number of labels differs.
+        ConfigError: An entry is not a caption, or the numbers of labels and captions differ.
     """
     given = list(captions) if isinstance(captions, Sequence) else [captions]
     if not given:
-        raise ConfigError("captions is empty; pass at least one caption")
+        raise ConfigError("captions is an empty list; pass at least one caption")
     if labels and len(labels) != len(given):
-        raise ConfigError(f"{len(labels)} labels for {len(given)} captions; pass one each")
+        raise ConfigError(
+            f"labels has {len(labels)} entries for {len(given)} captions; pass one "
+            "label per caption"
+        )
     for caption in given:
         if not isinstance(caption, Caption):
             raise ConfigError(
-                f"expected a Caption, not {type(caption).__name__}; use the result of "
-                "model.caption(photo) or model.explain(photo, text)"
+                f"captions contains an object of type {type(caption).__name__}; pass results "
+                "of model.caption(photo) or model.explain(photo, text)"
             )
     return given

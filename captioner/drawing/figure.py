@@ -1,4 +1,4 @@
-"""One figure for one or several captions: the photo and an attention map for each word."""
+"""Figures that show a photo and an attention map for each word of one or several captions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _POSITIONS = re.compile(r"\s*(\d+)(?:\s*[-–]\s*(\d+))?\s*")
 
 
 class Figure(Drawing):
-    """A figure, saved as ``.png``, ``.jpg``, or with text and vectors as ``.svg`` and ``.pdf``."""
+    """A figure, saved in pixels (``.png``, ``.jpg``) or as vectors (``.svg``, ``.pdf``)."""
 
     kind, suffixes = "a figure", (".png", ".jpg", ".jpeg", ".svg", ".pdf")
 
@@ -91,24 +91,24 @@ def overlay(
 
     Args:
         photo: The captioned photo: a path, bytes, PIL image, array or binary file.
-        captions: One caption, or several to compare. Their keywords and, in grey, their left-out
-            words are drawn too, except with ``ax``.
+        captions: One caption, or several to compare. Keywords and left-out words (in grey) are
+            drawn too, except with ``ax``.
         labels: A name for each caption, such as the name of its model.
-        outlines: For each caption, masks (H, W) of the photo's size by word position, counted
-            from 0; their borders are drawn on the word's panel and on the photo.
-        ax: Axes of your own figure. The photo and over it the mean map of the shown words of one
-            caption are added to them as images. The options are then ``only``, ``content_words``,
+        outlines: For each caption, masks (H, W) of the photo's size by word position, counted from
+            0. The borders of a mask are drawn on the word's panel and on the photo.
+        ax: Axes of your own figure, for a single caption. The photo and the mean map of the shown
+            words are added to the axes as images. The options are then ``only``, ``content_words``,
             ``panel_size``, ``smooth`` and the options of ``Axes.imshow``, such as ``cmap``.
-        max_pixels: The largest number of pixels. A larger figure is not drawn.
+        max_pixels: The maximum number of pixels. Larger figures raise an error.
         **options: Fields of ``FigureOptions``, e.g. ``only=["dog"]`` or ``theme="dark"``.
 
     Returns:
         The figure, with the photo and one panel per word for each caption. With ``ax``, the figure
-        of these axes.
+        that contains the axes.
 
     Raises:
-        ConfigError: An option or a caption is invalid, no caption has a word of ``only``, or the
-            figure is too large.
+        ConfigError: An option or a caption is invalid, no caption contains a word in ``only``, or
+            the figure is too large.
         ImageError: The photo cannot be read.
     """
     shown: dict[str, Any] = {"cmap": "inferno", "alpha": 0.6}
@@ -117,7 +117,7 @@ def overlay(
         shown |= {name: options.pop(name) for name in of_axes}
     wanted = build_options(FigureOptions, options)
     if wanted.only and wanted.content_words:
-        raise ConfigError("only and content_words both choose the words; pass one of them")
+        raise ConfigError("only and content_words both choose the words; pass only one of them")
     given = check_captions(captions, labels)
     if wanted.plain:
         given = [replace(caption, left_out=None) for caption in given]
@@ -125,7 +125,7 @@ def overlay(
         known = min((len(words) for words in caption.alternatives), default=0)
         if caption.words and known < wanted.alternatives:
             raise ConfigError(
-                f"the caption has {known or 'no'} alternatives per word, not "
+                f"the caption has {known or 'no'} alternatives per word, but alternatives is "
                 f"{wanted.alternatives}; use model.caption(photo, "
                 f"alternatives={wanted.alternatives})"
             )
@@ -164,14 +164,14 @@ def overlay(
 
 
 def find_words(captions: Sequence[Caption], only: Sequence[str]) -> list[list[tuple[int, ...]]]:
-    """Return the positions, counted from 0, of every occurrence of the queries in each caption.
+    """Return the positions (from 0) at which each caption contains the queries.
 
     A query is a word ("dog"), consecutive words or sub-words as the sentence spells them
     ("brown dog"), a position counted from 1 ("3"), or a range of positions ("2-4"). Digits are
     always positions. Without queries, every word is found.
 
     Raises:
-        ConfigError: A query is in no caption.
+        ConfigError: No caption contains a query.
     """
     if not only:
         return [[(position,) for position in range(len(one.words))] for one in captions]
@@ -180,12 +180,15 @@ def find_words(captions: Sequence[Caption], only: Sequence[str]) -> list[list[tu
         if not any(everywhere):
             numbered = " ".join(f"{n} {word}" for n, word in enumerate(captions[0].words, 1))
             what = "position " if _POSITIONS.fullmatch(query) else ""
-            raise ConfigError(f"{what}{query!r} is not in the caption: {numbered or '(no words)'}")
+            raise ConfigError(
+                f"{what}{query!r} is not in the caption: "
+                f"{numbered or '(no words)'}; use its words or positions"
+            )
     return [list(dict.fromkeys(at for each in of for at in each)) for of in found]
 
 
 def content_positions(caption: Caption) -> list[tuple[int, ...]]:
-    """Return the position of every content word, or of every word if none is a content word.
+    """Return the positions of the content words, or of all words if none is a content word.
 
     All keywords count as content words.
     """
@@ -196,7 +199,7 @@ def content_positions(caption: Caption) -> list[tuple[int, ...]]:
 
 
 def _occurrences(caption: Caption, query: str) -> list[tuple[int, ...]]:
-    """Return the positions of every occurrence of one query in a caption."""
+    """Return the positions of all occurrences of a query in a caption."""
     if match := _POSITIONS.fullmatch(query):
         first, last = int(match[1]), int(match[2] or match[1])
         return [tuple(range(first - 1, last))] if 1 <= first <= last <= len(caption.words) else []

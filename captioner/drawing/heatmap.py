@@ -1,6 +1,7 @@
-"""The drawing of an attention map over a photo.
+"""Functions that draw an attention map over a photo.
 
-With the colormap ``photo``, attended parts keep their colours and brightness, the rest is dimmed:
+With the colormap ``photo``, attended parts keep their colours and brightness. The other parts are
+dimmed:
 
     s     = alpha / scale_max, at most 1               0: no attention, 1: fully lit
     t     = s^1.5
@@ -39,12 +40,12 @@ from captioner.geometry import Geometry
 COLORMAPS: tuple[str, ...] = get_args(Colormap)
 
 MIN_PANEL = 160
-"""Pixels of the longest side to which figures and animations enlarge smaller photos."""
+"""Figures and animations enlarge smaller photos until the longest side has this many pixels."""
 _BAR_PHOTO, _BAR_HEATMAP = 208, 128  # grey levels under the colour scale
 
 
 class HeatmapStyle(NamedTuple):
-    """The constants of the equations above, which the viewer in the browser uses too."""
+    """The constants of the equations at the top of this file, also used by the viewer."""
 
     rest: float = 0.35  # the photo where there is no attention, in its own colours
     lift: float = 0.08  # white added at s = 1, in its own colours
@@ -59,11 +60,12 @@ class HeatmapStyle(NamedTuple):
 HEATMAP_STYLE = HeatmapStyle()
 
 CLOSED_GATE = 0.1
-"""Gates below this are nearly closed; see ``shared_scale``. Chosen by looking at figures."""
+"""Gates below this value are nearly closed; see ``shared_scale``. The value was chosen by looking
+at figures."""
 
 
 def closed_words(gates: ArrayLike) -> NDArray[np.bool_]:
-    """Return which words have a nearly closed gate, (T,), so that their maps hardly count.
+    """Mark the words with a nearly closed gate, (T,), because their maps hardly count.
 
     If all gates are nearly closed, such as with attention ``fixed_at_start``, no word is marked.
     """
@@ -72,10 +74,11 @@ def closed_words(gates: ArrayLike) -> NDArray[np.bool_]:
 
 
 def most_attended(alpha: ArrayLike) -> tuple[float, float]:
-    """Measure the tenth of the regions with the most attention (rounded, at least one).
+    """Measure the most attended tenth of the regions (rounded, at least one region).
 
     Returns:
-        The least attention of these regions, and their share of the map's sum (its focus, 0 to 1).
+        The lowest attention among these regions, and their share of the sum of the map. The share
+        (0 to 1) is the focus of the map.
     """
     values = np.sort(np.ravel(alpha))[::-1]
     most = values[: max(1, int(len(values) / 10 + 0.5))]
@@ -86,12 +89,13 @@ def shared_scale(alphas: ArrayLike, gates: ArrayLike | None = None) -> float:
     """Return the attention at which regions are fully lit, for one map or for several.
 
     For one map, a tenth of the regions reach this value (see ``most_attended``). For several maps,
-    it is the largest of their values. It is at least twice the uniform share, so that uniform
-    attention is drawn at the middle of the scale and not fully lit.
+    the largest of these values is used. The result is at least twice the uniform share, so that
+    uniform attention is drawn at most at the middle of the scale.
 
     Args:
         alphas: Attention maps, (T, Gh, Gw) or (Gh, Gw).
-        gates: Gates of the T words. The ``closed_words`` do not count. None: all words count.
+        gates: Gates of the T words. Words with a nearly closed gate (``closed_words``) do not
+            count. None: all words count.
     """
     maps = np.asarray(alphas, dtype=np.float32)
     if maps.size == 0:
@@ -104,10 +108,11 @@ def shared_scale(alphas: ArrayLike, gates: ArrayLike | None = None) -> float:
 
 
 def scale_of(caption: Caption, positions: Sequence[int] | None = None) -> float:
-    """Return the ``shared_scale`` of a caption, or of the words at some of its positions.
+    """Return the ``shared_scale`` of a caption, or of the words at some positions.
 
-    For methods other than attention, words with a closed gate count too: their maps measure the
-    effect on the word itself, which can be strong through the words before it.
+    For methods other than attention, words with a closed gate count too. These methods measure the
+    effect of a region on the word. The effect can be strong even if the gate is closed, because it
+    also acts through earlier words.
     """
     shown = slice(None) if positions is None else list(positions)
     gates = caption.gates[shown] if caption.method == "attention" else None
@@ -123,21 +128,23 @@ def attention_map(
 ) -> NDArray[np.float32]:
     """Return the attention at every pixel of a photo.
 
-    Smooth maps are interpolated bilinearly between the centres of the regions and constant
-    outside the outer centres, so that no pixel exceeds the largest region.
+    Smooth maps are interpolated bilinearly between the centres of the regions. Outside the
+    outermost centres, they are constant, so that no pixel exceeds the largest region.
 
     Args:
         alpha: Attention, (Gh, Gw).
         size: Width and height of the photo in pixels.
-        regions: Where the regions lie in the photo; None: equal cells.
-        smooth: Interpolate; False gives every pixel the value of the nearest region.
+        regions: The positions of the regions in the photo, or None for equal cells.
+        smooth: Interpolate the map. If False, every pixel gets the value of the nearest region.
 
     Returns:
-        (H, W), in the unit of ``alpha``; NaN where the encoder sees nothing.
+        The attention, (H, W), in the unit of ``alpha``; NaN outside the part that the encoder sees.
     """
     grid = np.asarray(alpha, dtype=np.float32)
     if grid.ndim != 2 or grid.size == 0:
-        raise ConfigError(f"an attention map must have shape (rows, columns), not {grid.shape}")
+        raise ConfigError(
+            f"the attention map has the shape {grid.shape}; pass an array of shape (rows, columns)"
+        )
     y, x = regions or Geometry.even(grid.shape)
     width, height = size
     rows, seen_rows = y.samples(height, grid.shape[0], smooth=smooth)
@@ -161,15 +168,15 @@ def attention_image(
     """Draw one attention map over a photo.
 
     Args:
-        photo: The photo; the result has its size.
+        photo: The photo, which sets the size of the result.
         alpha: Attention, (Gh, Gw).
-        scale_max: Attention that is fully lit; None: from this map alone. Pass
-            ``shared_scale(caption.alphas, caption.gates)`` to make the words of a caption
-            comparable.
-        regions: Where the regions lie in the photo, such as ``caption.regions``; None: equal
-            cells. What the encoder does not see is dark and hatched.
-        smooth: Interpolate the map; False shows regions as blocks.
-        colormap: One of ``COLORMAPS``; ``photo``: the photo's own colours.
+        scale_max: The attention that is drawn fully lit, or None to compute it from this map. To
+            make the words of a caption comparable, pass
+            ``shared_scale(caption.alphas, caption.gates)``.
+        regions: The positions of the regions in the photo, such as ``caption.regions``, or None for
+            equal cells. Parts that the encoder does not see are dark and hatched.
+        smooth: Interpolate the map. If False, regions are shown as blocks.
+        colormap: A name in ``COLORMAPS``. ``photo`` shows the photo's own colours.
     """
     values = attention_map(alpha, photo.size, regions, smooth=smooth)
     top = shared_scale(alpha) if scale_max is None else scale_max
@@ -177,12 +184,12 @@ def attention_image(
 
 
 def greyed(picture: Image.Image) -> Image.Image:
-    """Return a picture in grey, as the maps of left-out words are shown."""
+    """Return a picture in grey, the form in which maps of left-out words are shown."""
     return picture.convert("L").convert("RGB")
 
 
 def scale_bar(width: int, height: int, colormap: str = "photo") -> Image.Image:
-    """Draw the colour scale over grey, from 0 (left) to ``scale_max`` (right)."""
+    """Draw the colour scale over a grey background, from 0 (left) to ``scale_max`` (right)."""
     level = _BAR_PHOTO if colormap == "photo" else _BAR_HEATMAP
     grey = Image.new("RGB", (width, height), (level, level, level))
     levels = np.broadcast_to(np.linspace(0.0, 1.0, width, dtype=np.float32), (height, width))
@@ -194,8 +201,8 @@ def _interpolate_rows(
 ) -> NDArray[np.float32]:
     """Interpolate rows of ``values`` (N, M) at fractional indices ``samples`` (P,), to (P, M).
 
-    Indexing is used because a matrix product is ten times slower when BLAS threads compete for
-    cores.
+    The code indexes rows instead of multiplying matrices. A matrix product is ten times slower when
+    BLAS threads compete for cores.
     """
     lower = samples.astype(np.intp)
     upper = np.minimum(lower + 1, len(values) - 1)
@@ -205,7 +212,7 @@ def _interpolate_rows(
 
 
 def _blend(photo: Image.Image, levels: NDArray[np.float32], colormap: str) -> Image.Image:
-    """Blend ``levels`` (H, W), 0 to 1 or NaN where nothing is seen, with the photo."""
+    """Blend a map ``levels`` (H, W), 0 to 1 or NaN (not seen), with a photo."""
     outside = np.isnan(levels)
     strength = np.clip(np.where(outside, np.float32(0.0), levels), 0.0, 1.0)
     entry = (strength * 255.0 + 0.5).astype(np.uint8)
@@ -227,7 +234,8 @@ def _blend(photo: Image.Image, levels: NDArray[np.float32], colormap: str) -> Im
         lines = (rows + columns) % period < max(1, period // 5)
         hatched = style.outside * grey + style.hatch * lines
     bands = []
-    # Channel by channel, several times faster than arrays with a last axis of three.
+    # The channels are blended one by one. Arrays with a last axis of three are several times
+    # slower.
     for channel, plane in enumerate(planes):
         pixels = light * grey + saturation * (plane - grey)
         colour = 1.0 if colours is None else np.take(colours[channel], entry)
@@ -239,9 +247,9 @@ def _blend(photo: Image.Image, levels: NDArray[np.float32], colormap: str) -> Im
 
 
 def palette(colormap: str) -> str:
-    """Return the 256 colours of a colormap as joined ``rrggbb``, from no attention to the most.
+    """Return the 256 colours of a colormap as joined ``rrggbb`` values, lowest attention first.
 
-    The result is empty for ``photo``, which adds no colours.
+    The string is empty for ``photo``, which adds no colours.
     """
     if colormap == "photo":
         return ""

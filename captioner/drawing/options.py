@@ -1,4 +1,4 @@
-"""The options of figures, animations and pages."""
+"""Options of figures, animations and pages."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from annotated_types import Ge, Interval
 from captioner.schema import Checked, Shown, Untrusted
 
 Colormap = Literal["photo", "inferno", "magma", "plasma", "viridis", "cividis", "gray"]
-"""The photo's own colours, or a colormap of matplotlib that gets brighter at every step."""
+"""``photo`` for the photo's own colours, or a matplotlib colormap whose brightness always
+increases."""
 
 Combine = Literal["mean", "max"]
 
 ON_AXES = "on axes"
-"""The mark of options that also apply when ``overlay`` draws on axes of the caller."""
+"""Mark of options that also apply when ``overlay`` draws on axes that the caller passes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +29,11 @@ class DrawingOptions(Checked):
     smooth: Annotated[bool, Shown(hidden=True), ON_AXES] = True
     """Interpolate the maps. false: show regions as blocks."""
     scale: Literal["word", "common"] = "word"
-    """Choose the scale of the maps. word: a separate scale for each word, shown with the share of
-    its strongest tenth (focus). common: one scale for all words and captions, to compare them."""
+    """Choose the scale of the maps. word: a separate scale for each word. common: one scale for all
+    words and captions, so that you can compare them."""
     colormap: Colormap = "photo"
-    """Choose the colours of the maps. photo: dim the photo where the model did not look. All
-    others: add a heatmap that gets evenly brighter with attention. All maps are readable in
+    """Choose the colours of the maps. photo: dim the photo where the model did not look. Every
+    other value: add a heatmap that gets evenly brighter with attention. All maps are readable in
     greyscale and by colour-blind people."""
 
 
@@ -42,29 +43,31 @@ class FigureOptions(DrawingOptions):
 
     only: Annotated[list[str], ON_AXES] = field(default_factory=list)
     """Draw only these words: a word ("dog"), consecutive words ("brown dog"), a position counted
-    from 1 ("3") or a range ("2-4"). Several words share one panel. With several captions, at least
-    one caption must contain each of them."""
+    from 1 ("3") or a range ("2-4"). Consecutive words and ranges share one panel. With several
+    captions, each entry must occur in at least one caption."""
     content_words: Annotated[bool, ON_AXES] = False
-    """Draw only content words: leave out the panels of words such as a, of, on, with and is."""
+    """Draw only content words. Leave out the panels of function words such as "the", "with" and
+    "is"."""
     plain: bool = False
-    """Draw only the sentence and the maps of its words, without numbers, legend and left-out words,
-    for example for a slide."""
+    """Draw only the sentence and the maps of its words, for example for a slide. Leave out numbers,
+    the legend and left-out words."""
     combine: Combine = "mean"
-    """Choose how the maps of several words are combined. mean: their mean. max: the maximum of each
-    region, which is not renormalized."""
+    """Choose how the maps of several words are combined in one panel. mean: the mean of the maps.
+    max: the maximum at each region, without renormalizing."""
     coverage: bool = False
-    """Add a panel with the mean of all words' maps. This is the coverage divided by the number of
-    words, so that it shares the colour scale."""
+    """Add a panel with the mean of the maps of all words: the coverage divided by the number of
+    words. The panel uses the same colour scale as the other maps."""
     alternatives: Annotated[int, Ge(0)] = 0
     """Show this many of the most probable words below each word."""
     columns: Annotated[int, Ge(1), Untrusted(request=50)] | None = None
-    """Draw this many panels per row of a caption (default: the number that suits the width best,
-    with text of at least 6 points)."""
+    """Draw this many panels per row (default: the number that suits the width best and keeps all
+    text at 6 points or more)."""
     width: Annotated[float, Interval(ge=1, le=100)] = 6.5
-    """Lay out the figure for this printed width in inches, such as the width of a paper's text. It
-    sets the size of .svg and .pdf, and the resolution noted in .png and .jpg."""
+    """Lay out the figure for this printed width in inches, such as the width of a page's text. The
+    width sets the size of .svg and .pdf files. In .png and .jpg files, it sets the stored
+    resolution."""
     dpi: Annotated[int, Ge(1)] = 300
-    """Limit the resolution of photos in .svg and .pdf to this, in pixels per inch."""
+    """Limit the resolution of photos in .svg and .pdf files to this many pixels per inch."""
     theme: Literal["light", "dark"] = "light"
     """Choose the background of the figure."""
 
@@ -92,4 +95,4 @@ class PageOptions(DrawingOptions):
     """Scale embedded photos down so that their longer side has at most this many pixels. 0: never
     scale."""
     theme: Literal["auto", "light", "dark"] = "auto"
-    """Choose the background. auto: follow the reader's system."""
+    """Choose the background. auto: follow the setting of the reader's system."""

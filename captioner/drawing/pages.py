@@ -1,11 +1,12 @@
-"""Interactive pages: one HTML file for one photo or many, which works offline.
+"""Interactive pages, each a single HTML file that shows one photo or many and works offline.
 
-Without JavaScript a page is a list of photos and captions. With it, a photo opens in the viewer,
-which shows the attention of the word that is hovered, tapped or selected by arrow keys.
+Without JavaScript, a page is a list of photos and captions. With JavaScript, a photo opens in the
+viewer. The viewer shows the attention for the word that the user hovers over, taps or selects with
+the arrow keys.
 
 Styles, scripts, pictures and data are embedded. A Content-Security-Policy allows only the page's
-own scripts, by hash, and no requests. Text is escaped; data are escaped JSON in a block that is
-never executed.
+own scripts, by hash, and blocks all requests. Text is escaped. Data is escaped JSON in a block that
+is never executed.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ VIEWER = [WEB / name for name in ("viewer.css", "zoom.js", "viewer.js")]
 
 @dataclass(frozen=True)
 class Entry:
-    """A photo of a page with its captions."""
+    """A photo on a page, with its captions."""
 
     photo: Photo
     captions: Sequence[Caption]
-    """Shown below each other."""
+    """Captions, shown below each other."""
     title: str = ""
     """Title of the photo, e.g. its file name."""
     labels: Sequence[str] = ()
-    """A name for each caption, e.g. its model's."""
+    """A name for each caption, e.g. the name of its model."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,10 @@ class Page(Drawing):
     html: str
 
     def encode(self, suffix: str = ".html") -> bytes:  # noqa: ARG002 - there is only one format
-        """Return the file. Characters outside UTF-8, such as bytes of a file name, become ``?``."""
+        """Return the content of the file, in UTF-8.
+
+        Characters that UTF-8 cannot encode, such as invalid bytes in a file name, become ``?``.
+        """
         return self.html.encode(errors="replace")
 
     def _repr_html_(self) -> str:
@@ -81,16 +85,17 @@ def page(
     labels: Sequence[str] = (),
     **options: Any,
 ) -> Page:
-    """Make a page of one photo.
+    """Make a page that shows one photo.
 
     Args:
         photo: The captioned photo: a path, bytes, PIL image, array or binary file.
-        captions: One or several captions; their ``alternatives`` are shown if they have any.
+        captions: One or several captions. If they have ``alternatives``, these are shown.
         labels: A name for each caption.
         **options: Fields of ``PageOptions``, e.g. ``title="A dog"``.
 
     Raises:
-        ConfigError: An option or a caption is invalid, or labels and captions differ in number.
+        ConfigError: An option or a caption is invalid, or the numbers of labels and captions
+            differ.
         ImageError: The photo cannot be read.
     """
     entry = Entry(photo, check_captions(captions), options.get("title", ""), labels)
@@ -98,14 +103,14 @@ def page(
 
 
 def gallery(entries: Iterable[Entry], **options: Any) -> Page:
-    """Make a page of many photos.
+    """Make a page that shows many photos.
 
     Args:
-        entries: The photos with their captions; photos are read one by one.
-        **options: Fields of ``PageOptions``; ``panel_size`` is 800 if not given.
+        entries: The photos with their captions. Photos are read one by one.
+        **options: Fields of ``PageOptions``. The default of ``panel_size`` is 800 here.
 
     Raises:
-        ConfigError: An entry or option is invalid, or there are no entries.
+        ConfigError: An entry or an option is invalid, or ``entries`` is empty.
         ImageError: A photo cannot be read.
     """
     wanted = build_options(PageOptions, {"panel_size": 800}, options)
@@ -117,7 +122,7 @@ def gallery(entries: Iterable[Entry], **options: Any) -> Page:
         shown = [caption.to_dict(attention=True) for caption in captions]
         data.append({"title": entry.title, "labels": list(entry.labels), "captions": shown})
     if not items:
-        raise ConfigError("a page needs at least one photo")
+        raise ConfigError("entries is empty, but a page needs a photo; pass at least one entry")
     heading = wanted.title or (data[0]["title"] if len(data) == 1 else f"{len(data)} photos")
     parts = {
         "kind": "single" if len(items) == 1 else "many",
@@ -132,13 +137,13 @@ def gallery(entries: Iterable[Entry], **options: Any) -> Page:
 
 
 def gallery_template(theme: str = "auto") -> str:
-    """Return a page with the marks ``@@kind@@``, ``@@title@@``, ``@@items@@``, ``@@data@@``."""
+    """Return a page with placeholders: ``@@kind@@``, ``@@title@@``, ``@@items@@``, ``@@data@@``."""
     body, files = asset(WEB / "page.html").rstrip("\n"), [WEB / "page.css", WEB / "page.js"]
     return with_policy(document("@@title@@", body, [*VIEWER, *files], theme=theme))
 
 
 def viewer_look(options: PageOptions) -> dict[str, Any]:
-    """Return the settings with which the viewer draws maps exactly like ``heatmap``."""
+    """Return the settings that make the viewer draw maps exactly like ``heatmap``."""
     return {
         "palette": palette(options.colormap),
         "heatmap": HEATMAP_STYLE._asdict(),
@@ -151,7 +156,7 @@ def viewer_look(options: PageOptions) -> dict[str, Any]:
 
 
 def _item(entry: Entry, number: int, panel_size: int) -> str:
-    """Return the list item of a photo, which works without JavaScript."""
+    """Return the HTML list item of a photo. It works without JavaScript."""
     picture = fit_photo(open_image(entry.photo), panel_size)
     texts = [caption.text or "no words" for caption in entry.captions]
     labels = [f"{label}: " for label in entry.labels] or [""] * len(texts)
@@ -170,7 +175,7 @@ def _item(entry: Entry, number: int, panel_size: int) -> str:
 
 
 def _left_out(caption: Caption) -> str:
-    """Return the left-out words of a caption, in grey, like ``leftOut`` in viewer.js."""
+    """Return HTML for the left-out words of a caption, in grey, like ``leftOut`` in viewer.js."""
     if caption.left_out is None:
         return ""
     name = '<span class="hidden-text">left out: </span>'
@@ -178,16 +183,16 @@ def _left_out(caption: Caption) -> str:
 
 
 def _sure(caption: Caption) -> str:
-    """Return the confidence of a caption, if it has one, as downloads.js's ``galleryItem`` does."""
+    """Return HTML for a caption's confidence if known, like ``galleryItem`` in downloads.js."""
     if caption.confidence is None:
         return ""
     return f' <span class="sure">{percent(caption.confidence)} likely to be right</span>'
 
 
 def review_page(site: Path, file: str, rows: Sequence[dict[str, str]]) -> str:
-    """Return a page to review alternative texts, with a picture, a field and a tick box for each.
+    """Return a page to review alternative texts, each with a picture, a text field and a tick box.
 
-    ``file`` is the name of the table; its rows with a text have a picture in the folder ``site``.
+    ``file`` is the name of the table with the texts. The pictures are in the folder ``site``.
     """
     names = {row["image"] for row in rows if row["alt"]}
     pictures = {name: data_uri(fit_photo(open_image(site / name), 320)) for name in names}
@@ -213,8 +218,8 @@ def document(
 ) -> str:
     """Build an HTML document. Text in its ``body`` must be escaped.
 
-    ``files`` are style sheets and scripts. The scripts run in order, after the body. ``head`` has
-    further elements of the head, such as an icon in place of the empty one.
+    ``files`` are style sheets and scripts. The scripts run in order, after the body. ``head`` lists
+    further elements of the head, such as an icon, which replace the default empty icon.
     """
     styles = [asset(path) for path in files if path.suffix == ".css"]
     scripts = [asset(path) for path in files if path.suffix == ".js"]
@@ -231,14 +236,17 @@ def document(
 
 
 def with_policy(page: str, rules: str | None = None) -> str:
-    """Add a Content-Security-Policy (default: ``policy(page)``) to a file, which has no headers."""
+    """Add a Content-Security-Policy to a page that is opened as a file, and so has no headers.
+
+    ``rules`` is the policy (default: ``policy(page)``).
+    """
     content = escape(rules or policy(page))
     rule = f'<meta http-equiv="Content-Security-Policy" content="{content}">'
     return page.replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{rule}', 1)
 
 
 def policy(page: str, *, connect: str = "'none'", scripts: str = "", images: str = "") -> str:
-    """Return the Content-Security-Policy that allows only a document's own scripts and styles.
+    """Return a Content-Security-Policy that allows only the document's own scripts and styles.
 
     ``connect``, ``scripts`` and ``images`` add sources to ``connect-src``, ``script-src`` and
     ``img-src``.
@@ -257,7 +265,7 @@ def policy(page: str, *, connect: str = "'none'", scripts: str = "", images: str
 
 
 def hashes(kind: str, page: str) -> str:
-    """Return the hashes of a document's inline ``script`` or ``style`` elements, as sources."""
+    """Return the hashes of a document's inline ``script`` or ``style`` elements, as CSP sources."""
     texts = re.findall(f"<{kind}>(.*?)</{kind}>", page, re.DOTALL)
     digests = (hashlib.sha256(text.encode()).digest() for text in texts)
     return " ".join(f"'sha256-{base64.b64encode(d).decode()}'" for d in digests) or "'none'"
@@ -269,7 +277,7 @@ def asset(path: Path) -> str:
 
 
 def embedded(data: Any) -> str:
-    """Embed data as JSON for the scripts, escaped so that no text in it can close the element."""
+    """Return a script element with data as JSON, escaped so that no text can close the element."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
@@ -277,7 +285,7 @@ def embedded(data: Any) -> str:
 
 
 def data_uri(image: Image.Image) -> str:
-    """Encode a picture as a JPEG data URI.
+    """Return a picture as a JPEG data URI.
 
     Raises:
         ConfigError: The picture is larger than a JPEG file can be.

@@ -1,4 +1,4 @@
-"""Pictures as the bytes of a file, and as data URIs."""
+"""Functions that turn pictures into the bytes of a file, or into data URIs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def base64_uri(kind: str, data: bytes) -> str:
 
 
 def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
-    """Return a picture as the bytes of a file in Pillow's format ``kind``, with its options."""
+    """Return a picture as the bytes of a file. ``kind`` and ``options`` are passed to Pillow."""
     buffer = io.BytesIO()
     image.save(buffer, kind, **options)
     return buffer.getvalue()

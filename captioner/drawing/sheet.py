@@ -9,8 +9,9 @@
     │ 0 ▒▒▓▓ …      β …   p …                  │  legend
     └──────────────────────────────────────────┘
 
-Blocks with the same words, such as the blocks of several methods, have one row if it is readable.
-In narrow cells, the numbers of a word have three lines.
+A block contains one caption. If all blocks have the same words, such as with several methods, each
+block gets a single row if its text stays readable. In narrow cells, the title of a word takes three
+lines.
 
 All lengths are multiples of the text size. The text size is chosen from the size of a panel and the
 printed width, so that no text is smaller than 6 points in print.
@@ -65,7 +66,7 @@ Masks: TypeAlias = Mapping[int, Sequence[NDArray[np.bool_]]]
 
 @dataclass(frozen=True)
 class Panel:
-    """A panel: the photo (without positions), or the map of one or several words."""
+    """A panel with the map of one or several words, or with the photo if ``positions`` is empty."""
 
     title: str
     positions: tuple[int, ...]
@@ -73,9 +74,9 @@ class Panel:
     masks: list[NDArray[np.bool_]]
     alternatives: tuple[Alternative, ...] = ()
     unused: bool = False
-    """True if the gates of all words of the panel are nearly closed."""
+    """True if the gates of all words in the panel are nearly closed."""
     left_out: bool = False
-    """True if the caption leaves out all words of the panel."""
+    """True if all words in the panel are left out of the caption."""
 
 
 @dataclass(frozen=True)
@@ -88,16 +89,16 @@ class Block:
 
     @cached_property
     def whole(self) -> Caption:
-        """The caption with its left-out words, in which the positions of panels count."""
+        """The caption with its left-out words. The positions of panels refer to it."""
         return self.caption.whole()
 
 
 def panels_of(
     caption: Caption, shown: Sequence[tuple[int, ...]], masks: Masks, options: FigureOptions
 ) -> list[Panel]:
-    """Return the panels of the photo, of the shown words, and on request of their mean map.
+    """Return the panels for the photo, for the shown words, and (if requested) for their mean map.
 
-    Positions from T on belong to left-out words.
+    Positions from T on, the number of words of the caption, belong to left-out words.
     """
     count, caption = len(caption.words), caption.whole()
     words = caption.words
@@ -109,7 +110,7 @@ def panels_of(
         if caption.pieces and not single:
             title = "".join(caption.pieces[i] for i in positions).strip()
         chosen = caption.alphas[list(positions)]
-        # The maximum is not renormalized: regions keep the value of the word's map.
+        # The maximum is not renormalized, so that regions keep the values of the words' maps.
         alpha = chosen.max(axis=0) if options.combine == "max" else chosen.mean(axis=0)
         outlined = [mask for i in positions for mask in masks.get(i, ())]
         others = caption.alternatives[positions[0]] if single and caption.alternatives else ()
@@ -142,7 +143,8 @@ class Layout:
             self._measure(cell)
         em = self.em
         self.narrow = not options.plain and self.text > math.ceil(cell / _WIDE_CELL)
-        """True if the cells are narrow, so that their titles have three lines."""
+        """True if the cells are too narrow for two lines of numbers, so that their titles have
+        three lines."""
         self.title = em(2.1 if options.plain else 3.5 if self.narrow else 2.8)
         """The height of the title above a panel."""
         self.line = round(1.4 * self.small)
@@ -162,15 +164,15 @@ class Layout:
         self.width = self.inner + 2 * self.margin
 
     def printed(self) -> float:
-        """Return the size of the smallest text where the figure is printed, in inches."""
+        """Return the size of the smallest text in the printed figure, in inches."""
         return self.inches * self.small / self.width
 
     def em(self, factor: float) -> int:
-        """Return a multiple of the text size in whole pixels."""
+        """Return a multiple of the text size, rounded to whole pixels."""
         return round(factor * self.text)
 
     def penalty(self) -> float:
-        """Return a penalty for a bad shape, empty or narrow cells, and text too small in print."""
+        """Return a penalty for bad shapes, empty or narrow cells, and text too small to print."""
         # About 150 characters of numbers and phrases above the panels, and 350 of notes below them.
         header, legend = (
             2 + 1.2 * math.ceil(0.46 * n / (self.inner / self.text)) for n in (150, 350)
@@ -186,7 +188,8 @@ class Layout:
 def choose_layout(panel: tuple[int, int], blocks: list[Block], options: FigureOptions) -> Layout:
     """Return the layout with the lowest penalty.
 
-    If all blocks have the same words, it has as few rows as are readable.
+    If all blocks show the same words, layouts with fewer rows are preferred, as long as their text
+    is readable.
     """
     most = min(max(len(block.panels) for block in blocks), _MAX_COLUMNS)
     same = len(blocks) > 1 and len({block.caption.words for block in blocks}) == 1
@@ -196,7 +199,7 @@ def choose_layout(panel: tuple[int, int], blocks: list[Block], options: FigureOp
 
 
 def _is_doubtful(caption: Caption, panel: Panel) -> bool:
-    """Return whether a panel shows one doubtful word that the caption says."""
+    """Return whether a panel shows a single word, which is a doubtful word of the caption."""
     single = len(panel.positions) == 1 and not panel.left_out
     return single and panel.positions[0] in caption.doubtful
 
@@ -211,7 +214,8 @@ class Sheet(Canvas):
         super().__init__(style.THEMES[options.theme], layout.small, dpi, options.dpi)
         self.layout, self.blocks, self.photo, self.options = layout, blocks, photo, options
         self.tops: dict[str, float] = {}
-        """The common scale of each method, because the units of methods differ."""
+        """The common scale of each method. Methods have separate scales, because their units
+        differ."""
         for block in blocks:
             if shown := sorted({i for panel in block.panels for i in panel.positions}):
                 one = block.whole
@@ -232,7 +236,7 @@ class Sheet(Canvas):
         return self.figure
 
     def _block(self, block: Block, top: int) -> int:
-        """Draw a block, and return the y at which it ends."""
+        """Draw a block, and return the y coordinate of its bottom."""
         layout, columns = self.layout, self.layout.columns
         y = self._header(block, top)
         for start in range(0, len(block.panels), columns):
@@ -246,9 +250,10 @@ class Sheet(Canvas):
         return y
 
     def _header(self, block: Block, y: int) -> int:
-        """Draw label, sentence, confidence and phrases, wrapped, and return their bottom.
+        """Draw the label, sentence, confidence and phrases of a block, and return their bottom.
 
-        Several methods share one sentence, above the first block. Left-out words follow in grey.
+        If several methods explain one caption, only the first block shows the sentence. Left-out
+        words follow the sentence in grey.
         """
         layout, muted, caption = self.layout, self.theme.muted, block.caption
         text, small, left, width = layout.text, layout.small, layout.margin, layout.inner
@@ -319,11 +324,11 @@ class Sheet(Canvas):
             self._alternative(other, chosen, x, y + line * layout.line)
 
     def _title(self, caption: Caption, panel: Panel, x: int, y: int) -> None:
-        """Draw the words above a panel, with their probability and gate and the map's focus."""
+        """Draw the words above a panel, with probability, gate and the focus of the map."""
         layout, plain, positions = self.layout, self.options.plain, list(panel.positions)
         right, baseline = x + layout.cell_width, y + layout.em(1.15)
         log_prob = float(np.minimum(caption.log_probs[positions], 0.0).sum(dtype=np.float64))
-        # Keywords are probable each on its own: their product means nothing.
+        # Each keyword has a probability of its own, so a product of them has no meaning.
         joint = len(positions) == 1 or caption.method != "keywords"
         p = f"p {style.probability(log_prob)}" if joint and not plain else ""
         doubtful = "?" if _is_doubtful(caption, panel) and not plain else ""
@@ -374,7 +379,7 @@ class Sheet(Canvas):
         self.text(right, baseline, style.probability(other.log_prob), size, colour, align="right")
 
     def _legend(self, top: int) -> int:
-        """Draw the colour scale and the notes, side by side if there is room."""
+        """Draw the colour scale and the notes, side by side if the figure is wide enough."""
         layout, size = self.layout, self.layout.small
         notes = self._notes()
         width = min(layout.inner, layout.em(18))
@@ -391,7 +396,7 @@ class Sheet(Canvas):
         return max(bottom, y - round(1.2 * size))
 
     def _notes(self) -> list[str]:
-        """Return the lines of the legend."""
+        """Return the lines of text in the legend."""
         drawn = [(b.whole, p) for b in self.blocks for p in b.panels if p.alpha is not None]
         several = any(len(panel.positions) > 1 for _, panel in drawn)
         greatest = several and self.options.combine == "max"
@@ -432,7 +437,7 @@ class Sheet(Canvas):
         return [note for note, applies in notes.items() if applies]
 
     def _scale(self, x: int, y: int, width: int, *, one_line: bool) -> int:
-        """Draw the colour bar of the maps with its meaning, and return its bottom."""
+        """Draw the colour bar of the maps with its labels, and return the bottom of the bar."""
         layout, size, several = self.layout, self.layout.small, len(self.tops) > 1
         title, most = "each word on its own scale", "strongest tenth"
         if self.common:

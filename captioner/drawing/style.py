@@ -1,4 +1,4 @@
-"""The look of pictures: colours, font, text widths and the format of numbers.
+"""The look of pictures: colours, the font, text widths and the format of numbers.
 
 The font is DejaVu Sans, which comes with matplotlib, so pictures look the same on every machine.
 Sizes and widths are in pixels.
@@ -21,9 +21,9 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 class Theme(NamedTuple):
-    """Colours as #rrggbb: contrast of 4.5 for text and 3 for bars (WCAG AA).
+    """A set of colours (#rrggbb) with a contrast of at least 4.5 for text and 3 for bars (WCAG AA).
 
-    Orange and blue are distinguishable to colour-blind readers.
+    Colour-blind readers can tell the orange and the blue apart.
     """
 
     background: str
@@ -58,7 +58,7 @@ def font_file(bold: bool = False) -> Path:
 
 @lru_cache(maxsize=32)
 def pillow_font(size: int, bold: bool = False) -> ImageFont.FreeTypeFont:
-    """Return the font for Pillow, which fits small sizes to whole pixels."""
+    """Return the font for Pillow, which aligns small letters with whole pixels."""
     return ImageFont.truetype(str(font_file(bold)), size)
 
 
@@ -69,12 +69,12 @@ def text_width(text: str, size: float, bold: bool = False) -> float:
 
 
 def printable(text: str) -> str:
-    """Return text on one line, with spaces in place of unprintable characters."""
+    """Replace unprintable characters, including line breaks, with spaces."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def lacks_letters(text: str) -> bool:
-    """Return whether the font lacks characters of the text, so that pictures show boxes."""
+    """Return whether the font lacks characters in the text, so that pictures would show boxes."""
     path = str(font_file())  # imports matplotlib
     from matplotlib.ft2font import FT2Font
 
@@ -97,9 +97,9 @@ def wrap(texts: Sequence[str], size: float, width: float) -> list[str]:
 
 
 def fit(word: str, size: float, width: float) -> tuple[str, float]:
-    """Fit a bold word into a width, and return it with its size.
+    """Fit a bold word into a width, and return the word and its text size.
 
-    The word shrinks to 0.7 of its size at most. If it is still too wide, it is truncated.
+    The word shrinks to no less than 0.7 of its size. If it is still too wide, it is truncated.
     """
     word = printable(word)
     wanted = text_width(word, size, bold=True)
@@ -108,7 +108,7 @@ def fit(word: str, size: float, width: float) -> tuple[str, float]:
 
 
 def truncate(word: str, size: float, width: float, *, bold: bool = False) -> str:
-    """Return a word, cut with an ellipsis if it is wider than ``width``."""
+    """Return a word, shortened with an ellipsis if it is wider than ``width``."""
     if len(word) <= _LARGE and text_width(word, size, bold) <= width + 0.01:
         return word
     word = word[: _LARGE - 1]
@@ -118,12 +118,12 @@ def truncate(word: str, size: float, width: float, *, bold: bool = False) -> str
 
 
 def number(value: float) -> str:
-    """Format a number with two decimals and a minus sign (U+2212), or as a dash if not finite."""
+    """Format a number with two decimals, or as a dash if it is not finite."""
     return f"{value:.2f}".replace("-", "−") if math.isfinite(value) else "–"
 
 
 def probability(log_prob: float) -> str:
-    """Format a natural log-probability as 0.42, as 3·10⁻⁵ below 0.005, or as a dash (NaN, -inf)."""
+    """Format a natural log-probability as a probability: 0.42, 3·10⁻⁵ (below 0.005), or a dash."""
     if math.isnan(log_prob) or log_prob == -math.inf:
         return "–"
     if log_prob >= math.log(0.005):

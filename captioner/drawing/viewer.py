@@ -1,4 +1,4 @@
-"""Shows a figure to the user: in the notebook, or in the image viewer of the desktop."""
+"""Functions that show a figure in the notebook, or in the image viewer of the desktop."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ def in_notebook() -> bool:
 
 
 def _has_desktop() -> bool:
-    """Return whether a viewer could open a window. Linux viewers fail silently without a display.
+    """Return whether an image viewer could open a window.
 
-    Pillow would start them all the same and report success.
+    On Linux, viewers need a display. Without one, Pillow starts a viewer that fails silently, and
+    reports success.
     """
     if sys.platform != "linux":
         return True

@@ -1,6 +1,6 @@
 """The ASGI application: its endpoints, and the checks around them.
 
-A request about a photo passes these modules in turn:
+A request with a photo passes through these modules in turn:
 
     app        the route, with an API key and a rate limit as its dependencies
     service    `Service.caption`: a place in the queue, deadlines, decoding, captioning
@@ -8,9 +8,9 @@ A request about a photo passes these modules in turn:
     lanes      a turn among the clients, and a batch for the model
     app        the response, rendered from the captions
 
-An exception in any of them becomes a response in `request_errors`. Two modules surround the
-application: `observe` (log, metrics, and the checks of host and origin from `security`) and
-`server` (connections and signals).
+An exception in any of these modules becomes a response in `request_errors`. Two modules wrap the
+application: `observe` (log, metrics, and the host and origin checks in `security`) and `server`
+(connections and signals).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ There are three ways to send a photo, distinguished by the Content-Type:
     echo '{"image": "'$(base64 -w0 photo.jpg)'"}' | curl --json @- http://localhost:8000/v1/captions
 
 Options are query parameters, or fields of the form or of the JSON object. Errors are JSON,
-`{"error": "..."}`, with one line: what is wrong, what is allowed and what to do."""
+`{"error": "..."}`, with one line: the problem, the allowed values, and a remedy."""
 
 _FORWARDED = frozenset({"forwarded", "via", "x-forwarded-for", "x-real-ip"})
 MAX_FIGURE = 24_000_000  # pixels of a figure, each of 30 bytes while it is drawn
@@ -63,16 +63,17 @@ MAX_FIGURE = 24_000_000  # pixels of a figure, each of 30 bytes while it is draw
 
 
 class Endpoint(NamedTuple):
-    """An endpoint that takes a photo and returns a response made from its captions."""
+    """An endpoint that takes a photo and returns a response that shows its captions."""
 
     path: str
     summary: str
     media_type: str
     options: tuple[type, ...]
-    """Dataclasses of the options, in addition to the search options. With ``words``, clients can
-    pass their own caption. With ``panel_size``, the response is a picture."""
+    """Dataclasses with the endpoint's options, in addition to the search options. If a field is
+    named ``words``, clients can pass their own caption. If a field is named ``panel_size``, the
+    response is a picture."""
     policy: str | None
-    """Content-Security-Policy of the body, for opening it in a browser."""
+    """Content-Security-Policy of the response, for when it is opened in a browser."""
     render: Render
 
 
@@ -82,7 +83,7 @@ ENDPOINTS: list[Endpoint] = []
 def endpoint(
     path: str, summary: str, media_type: str, *options: type, policy: str | None = None
 ) -> Callable[[Render], Render]:
-    """Register the decorated function as an endpoint. The function renders responses.
+    """Register the decorated function, which renders responses, as an endpoint.
 
     The arguments are the fields of `Endpoint`.
     """
@@ -110,7 +111,7 @@ def _figure(suffix: str, photo: Decoded, found: Sequence[Caption], options: Any)
 
 
 def _look(options: Any, kind: type) -> dict[str, Any]:
-    """Return the options of a picture that a request sets."""
+    """Return the picture options that a request sets."""
     names = option_fields(kind).keys()
     return {name: value for name, value in options if name in names and value is not None}
 
@@ -142,7 +143,7 @@ def overlay_svg(photo: Decoded, found: Sequence[Caption], options: Any) -> bytes
 
 @endpoint(
     "/v1/overlay.html",
-    "Make an interactive page of where the model looked",
+    "Make an interactive page that shows where the model looked",
     "text/html",
     *(PageOptions, WordOptions),
     policy="frame-ancestors 'none'; sandbox allow-scripts",  # the page itself sets the other rules
@@ -155,7 +156,7 @@ def overlay_html(photo: Decoded, found: Sequence[Caption], options: Any) -> byte
 
 @endpoint(
     "/v1/maps.npy",
-    "Return the attention maps of a caption, a NumPy array (T, Gh, Gw)",
+    "Return the attention maps of a caption as a NumPy array (T, Gh, Gw)",
     "application/octet-stream",
     WordOptions,
 )
@@ -163,13 +164,13 @@ def maps(_: Decoded, found: Sequence[Caption], __: Any) -> bytes:
     """Render the maps of a caption as a NumPy file."""
     if found[0].keywords is not None:
         raise ConfigError(
-            "keywords cannot be combined with an array of maps; leave it out, or POST "
-            "/v1/captions with attention=true to get them as JSON"
+            "keywords cannot be combined with /v1/maps.npy; leave out keywords, or POST to "
+            "/v1/captions with attention=true"
         )
     if len(found) > 1:
         raise ConfigError(
-            f"an array contains the maps of one caption, but num_captions is {len(found)}; use "
-            "num_captions=1, or POST /v1/captions with attention=true to get all maps as JSON"
+            "/v1/maps.npy returns the maps of one caption, but num_captions is "
+            f"{len(found)}; use num_captions=1, or POST to /v1/captions with attention=true"
         )
     file = io.BytesIO()
     np.save(file, found[0].alphas)
@@ -184,12 +185,12 @@ def create_app(
 ) -> FastAPI:
     """Create the ASGI application.
 
-    ``app.state.service`` is its `Service`; close it at the end. ``app.state.keys`` contains the API
-    keys, or None if every client may send requests.
+    ``app.state.service`` is the `Service` of the application. Close the service at the end.
+    ``app.state.keys`` contains the API keys, or None if no key is required.
 
     Args:
-        model: The model. The application uses it alone from now on.
-        options: Options of the command; None for the defaults.
+        model: The model. From now on, only the application may use it.
+        options: Options of ``captioner serve``, or None for the defaults.
         model_name: Name of the model, returned in the header ``X-Captioner-Model``.
     """
     options = options or ServeOptions()
@@ -279,10 +280,10 @@ def _add_batch(app: FastAPI, service: Service, checks: list[Any]) -> None:
     query = query_model(service.options, ResponseOptions)
 
     async def batch(request: Request) -> Response:
-        """Caption many photos, and return the results in their order, each with its own status.
+        """Caption many photos, and return their results in order, each with its own status.
 
-        With `Accept: application/x-ndjson`, the response has one line per photo. A line is sent as
-        soon as it is ready, and the number of photos is not limited.
+        With `Accept: application/x-ndjson`, the response has one line per photo. Each line is sent
+        as soon as it is ready, and the number of photos is not limited.
         """
         return BulkResponse(service, request, read_query(request.query_params, query), captions)
 
@@ -304,7 +305,7 @@ def _add_probes(app: FastAPI, service: Service, model_name: str) -> None:
     @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz", responses=unavailable)
     async def healthz() -> dict[str, str]:
-        """Report that the process responds. The status is 503 only at the end of a shutdown."""
+        """Report that the server responds. The status is 503 only at the end of a shutdown."""
         if service.captions.closed:
             raise closing()
         return {"status": "ok"}
@@ -312,9 +313,9 @@ def _add_probes(app: FastAPI, service: Service, model_name: str) -> None:
     @app.head("/readyz", include_in_schema=False)
     @app.get("/readyz", responses=unavailable)
     async def readyz() -> dict[str, str]:
-        """Report whether to send requests to this server. The status is 503 from SIGTERM on.
+        """Report whether this server accepts new requests. After SIGTERM, the status is 503.
 
-        The response has the name and fingerprint of the model, and the version of captioner.
+        The response contains the name and fingerprint of the model, and the version of captioner.
         """
         if service.leaving:
             raise closing()
@@ -329,8 +330,7 @@ def _add_probes(app: FastAPI, service: Service, model_name: str) -> None:
     async def metrics_text(request: Request) -> Response:
         """Return the metrics since the server started.
 
-        Requests that come through a proxy get 404, also if the proxy passes a different spelling of
-        the path.
+        Requests that come through a proxy get 404, even if the proxy spells the path differently.
         """
         if request.scope["path"] != "/metrics" or _FORWARDED & {*request.headers}:
             raise HTTPException(404)

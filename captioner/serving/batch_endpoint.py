@@ -1,13 +1,13 @@
-"""Caption many photos in one request, with results in order, each with its own status.
+"""The endpoint that captions many photos per request, with results in order, each with a status.
 
     reading    one photo at a time; it is decoded before the next one is read
     captions   in batches with other requests; all bulk requests together wait for at most one
                batch, so that a single photo never queues behind thousands
     results    one JSON document, or a line per photo as soon as it is ready (NDJSON)
 
-Memory does not depend on the number of photos: a request keeps one encoded photo, and stops reading
-while its client does not read the results. If the client disconnects, the remaining photos are
-cancelled.
+Memory use does not depend on the number of photos. A request keeps one encoded photo in memory, and
+stops reading photos until its client has read the earlier results. If the client disconnects, the
+remaining photos are cancelled.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class BulkResponse(Response):
         Args:
             service: The service.
             request: The request.
-            query: The options in the query, to which options in the body are added.
-            render: A `Render` that takes more fields of the JSON.
+            query: The options in the query. Options in the body are added later.
+            render: A `Render` that also accepts additional fields for the JSON.
         """
         super().__init__()
         self._render = render
@@ -74,7 +74,7 @@ class BulkResponse(Response):
         await disconnected(self._client)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the results. An error of the request as a whole has its own status."""
+        """Send the results. The status shows only errors that concern the whole request."""
         work = self._send_lines(send) if self._lines else self._send_document(scope, receive, send)
         try:
             await within(None, TimeoutError, work, self._client_left())
@@ -90,8 +90,8 @@ class BulkResponse(Response):
                 size += len(line)
                 if len(found) > most or size > MAX_RESULTS:
                     limit = f"{most} photos" if len(found) > most else f"{MAX_RESULTS:,} bytes"
-                    message = f"the results have more than {limit}, the limit of a JSON response"
-                    hint = f"send Accept: {NDJSON} to get a line per photo, without a limit"
+                    message = f"a JSON response can have at most {limit}"
+                    hint = f"send Accept: {NDJSON} to get one line per photo, without a limit"
                     raise RequestError(413, "batch", f"{message}; {hint}")
         self._started = True
         body = b'{"results":[' + b",".join(found) + b"]}"
@@ -140,7 +140,7 @@ class BulkResponse(Response):
                 await asyncio.gather(*ends, return_exceptions=True)
 
     async def _read(self, waiting: _Waiting, tasks: set[asyncio.Task[bytes]]) -> None:
-        """Read the photos, start to caption them, and queue the results."""
+        """Read the photos, start captioning each of them, and queue the results."""
         service = self._service
         fields: dict[str, Any] = {}
         number = 0
@@ -166,7 +166,7 @@ class BulkResponse(Response):
     async def _caption(self, number: int, upload: Upload, decoded: asyncio.Event) -> bytes:
         """Return the result of a photo as a line of JSON.
 
-        The event ``decoded`` is set when the photo may queue for the model.
+        The event ``decoded`` is set as soon as the photo is decoded and may queue for the model.
         """
         service, wanted = self._service, self._wanted
         head: dict[str, Any] = {"index": number} | ({"name": upload.name} if upload.name else {})

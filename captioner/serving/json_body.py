@@ -1,8 +1,8 @@
-"""Decode photos in JSON while the body arrives.
+"""A reader of JSON bodies that decodes photos while the body arrives.
 
-A JSON parser would build every value of a body (64 bytes of memory for ``[],``) and block all other
-requests meanwhile. `JsonBody` therefore decodes long strings, which are the photos, as they arrive,
-and passes only the short rest to a parser. Nothing is written to disk.
+A JSON parser would build every value in a body (64 bytes of memory for ``[],``) and block all other
+requests meanwhile. `JsonBody` therefore treats long strings as photos and decodes them as they
+arrive. Only the short rest of the body goes to a JSON parser. Nothing is written to disk.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _ESCAPES = {  # how JSON may write the characters of base64 that are not letters
 
 @dataclass(frozen=True)
 class Upload:
-    """The bytes of a photo in a body."""
+    """A photo in the body of a request, as bytes."""
 
     data: io.BytesIO
     name: str = ""
-    """File name as sent by the client."""
+    """File name that the client sent."""
     error: RequestError | None = None
-    """Reason why the photo was not read."""
+    """Error for the client if the photo could not be read."""
     alone: bool = False
-    """True if the photo is the whole body."""
+    """True if the body contains nothing but the photo."""
 
     def __repr__(self) -> str:
-        """Describe the photo for errors, in case a body has it in place of a different value."""
+        """Describe the photo in error messages if it was sent in place of an option."""
         return f"text of more than {LONG:,} bytes"
 
 
@@ -65,7 +65,7 @@ class JsonBody:
     """A reader of JSON that decodes long strings as photos while the body arrives."""
 
     def __init__(self, most: int) -> None:
-        """Start an empty body, in which photos have at most ``most`` bytes."""
+        """Create a reader that accepts photos of at most ``most`` bytes."""
         self._most = most
         self._rest = bytearray()  # with a placeholder for each long string
         self._photos: dict[str, Upload] = {}  # by placeholder
@@ -86,7 +86,8 @@ class JsonBody:
             place += len(part) + 1
             if self._inside:
                 self._add(part)
-                # An odd number of backslashes escapes the quote. They may start before this part.
+                # An odd number of backslashes escapes the quote. The backslashes may start before
+                # this part.
                 backslashes = len(part) - len(part.rstrip(b"\\"))
                 odd = (backslashes + (self._escaped and backslashes == len(part))) % 2 == 1
                 self._escaped = odd and quote < 0
@@ -100,8 +101,8 @@ class JsonBody:
                     self._rest += b'"'
                     self._start, self._inside = len(self._rest), True
             if len(self._rest) > MAX_REST:
-                most = f"the JSON has more than {MAX_REST:,} bytes in addition to its photos"
-                raise RequestError(413, "fields", f"{most}; send the photos and options only")
+                most = f"the JSON has more than {MAX_REST:,} bytes besides its photos"
+                raise RequestError(413, "fields", f"{most}; send only photos and options")
         if self._quotes > MAX_QUOTES:
             raise _too_many_values()
 
@@ -112,7 +113,9 @@ class JsonBody:
         try:
             return self._with_photos(from_json(self._rest, allow_inf_nan=False))
         except ValueError as error:
-            raise RequestError(400, "json", f"not valid JSON: {error}") from error
+            raise RequestError(
+                400, "json", f"the body is not valid JSON ({error}); check it with a JSON parser"
+            ) from error
 
     def _add(self, part: bytes) -> None:
         """Add text to the current string."""
@@ -143,15 +146,15 @@ class JsonBody:
 
 
 def _too_many_values() -> RequestError:
-    message = f"the JSON has more than {MAX_VALUES:,} values; send fewer, or a form"
+    message = f"the JSON has more than {MAX_VALUES:,} values; send fewer values, or send a form"
     return RequestError(413, "fields", message)
 
 
 class _Base64:
-    """A decoder of base64 or a data: URL in a JSON string that arrives in parts."""
+    """A decoder for a JSON string that arrives in parts and contains base64 or a data: URL."""
 
     def __init__(self, most: int, *, wrong: bool = False) -> None:
-        """Start an empty photo. It is not kept if it has more than ``most`` bytes."""
+        """Start an empty photo. A photo of more than ``most`` bytes is discarded."""
         self._most, self._wrong = most, wrong
         self._data, self._size = io.BytesIO(), 0
         self._head = b""  # first characters, for the error
@@ -175,13 +178,15 @@ class _Base64:
         self._decode(text[:escape] if escape >= 0 else text)
 
     def upload(self) -> Upload:
-        """Return the photo at the end of its text."""
+        """End the text, and return the decoded photo."""
         self._decode(self._escape + b"=")
         error = None
         if self._wrong:
             shown = shortened(self._head.decode("utf-8", "replace"))
-            hint = "send the bytes of the file in base64 (base64 -w0 photo.jpg)"
-            message = f"the photo is not valid base64 ({shown}); {hint}, or as a data: URL"
+            hint = "send the file in base64 (base64 -w0 photo.jpg)"
+            message = (
+                f"the photo is not valid base64 (it starts with {shown}); {hint}, or as a data: URL"
+            )
             error = RequestError(422, "base64", message)
         elif self._size > self._most:
             error = too_many_bytes("the photo", f"about {self._size:,}", self._most)
@@ -215,11 +220,13 @@ class _Base64:
 
 
 def too_many_bytes(what: str, given: str, most: float) -> RequestError:
-    """Return the error for a photo or body with too many bytes (``given`` is their number)."""
-    hint = "send a smaller file, or many photos as a form to /v1/batch, which has no limit"
-    return RequestError(413, "bytes", f"{what} has {given} bytes; the limit is {most:,}; {hint}")
+    """Return the error for a photo or body with too many bytes. ``given`` is the number as text."""
+    hint = "send a smaller file, or send many photos to /v1/batch as a form"
+    return RequestError(
+        413, "bytes", f"{what} has {given} bytes, but the limit is {most:,}; {hint}"
+    )
 
 
 def empty(what: str) -> RequestError:
-    """Return the error for a photo or body without bytes."""
-    return RequestError(415, "empty", f"{what} is empty (0 bytes); send the bytes of a photo")
+    """Return the error for an empty photo or body."""
+    return RequestError(415, "empty", f"{what} is empty (0 bytes); send an image file")

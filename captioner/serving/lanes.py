@@ -1,15 +1,15 @@
 """Queues of jobs in which clients take turns, and the threads that work on the jobs.
 
 A free thread takes a job of the client that was served longest ago. A client that has used a lot of
-time waits longer for its next turn. Clients that ask for little therefore wait hardly longer than
-for the jobs in progress, however much other clients have sent.
+time waits longer for its next turn. A client with few jobs therefore waits for little more than the
+jobs in progress, even if other clients have sent many jobs.
 
-Captions are made in batches. A thread takes its job together with other jobs that can share a
-batch: one of each client before a second of any. A lane never waits for a batch to fill up, so an
-idle server responds at once, and batches fill under load.
+Captions are made in batches. A thread takes a job together with waiting jobs that can share its
+batch. It takes one job from each client before it takes a second job from any client. A lane never
+waits for a batch to fill, so an idle server responds at once. Under load, batches fill up.
 
-Errors do not depend on the rest of the batch, and captions in fp32 do not either. In bf16, the rest
-can change the log-probabilities slightly.
+Errors do not depend on the other jobs in the batch, and neither do captions in fp32. In bf16, other
+jobs can change the log-probabilities slightly.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ SHARE = 10  # after a job of t seconds, other clients come first for SHARE * t s
 
 
 class AbandonedError(Exception):
-    """The client of a job has gone, or the job's deadline has passed."""
+    """An error for a job whose client has disconnected, or whose deadline has passed."""
 
 
 @dataclass(eq=False)
 class Job:
-    """A piece of work that a client waits for."""
+    """A piece of work whose result a client waits for."""
 
     client: str
     item: Any
@@ -49,10 +49,10 @@ class Job:
     future: asyncio.Future[Any] = field(default_factory=asyncio.Future)
 
     def check(self) -> None:
-        """Stop long work if its result is not wanted any more.
+        """Stop long work if its result is no longer needed.
 
         Raises:
-            AbandonedError: The client has gone, or the deadline has passed.
+            AbandonedError: The client has disconnected, or the deadline has passed.
         """
         if self.future.done():
             raise AbandonedError
@@ -62,19 +62,19 @@ _Found = list[tuple[Job, Any]]  # the result, or an exception
 
 
 def call(jobs: Sequence[Job]) -> list[Any]:
-    """Work on jobs that are functions."""
+    """Run jobs that consist of functions, and return their results."""
     return [job.item() for job in jobs]
 
 
 def _yield() -> None:
-    """Lower the priority of this thread (Linux treats it like a process)."""
+    """Lower the priority of this thread, which Linux treats like a process."""
     thread = threading.get_native_id()
     with suppress(OSError):  # a sandbox may forbid it, and an error would end the threads for good
         os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, 0) + 10))
 
 
 class Lane:
-    """A queue of jobs with threads of its own. Call its methods in the event loop's thread."""
+    """A queue of jobs with its own threads. Call its methods in the event loop's thread."""
 
     def __init__(
         self,
@@ -90,12 +90,12 @@ class Lane:
 
         Args:
             name: Name of the threads.
-            work: Returns the results of jobs.
+            work: Function that runs jobs and returns their results.
             threads: Number of threads that work at the same time.
-            yielding: Let the threads of other lanes run first (on Linux).
-            together: Selects the jobs that a thread takes at once, from the first job and the
-                waiting jobs.
-            after: Called in the event loop's thread when jobs are done.
+            yielding: Give the threads of other lanes priority (on Linux).
+            together: Function that selects the jobs a thread takes at once. It gets the first job
+                and all waiting jobs.
+            after: Function to call in the event loop's thread when jobs are done.
         """
         self.closed = False
         self._work, self._together, self._after = work, together, after
@@ -112,7 +112,10 @@ class Lane:
         return len(self._waiting)
 
     def submit(self, client: str, item: Any) -> asyncio.Future[Any]:
-        """Queue a job. Cancelling its result removes it from the queue."""
+        """Queue a job, and return a future of its result.
+
+        Cancelling the future removes the job from the queue.
+        """
         if self.closed:
             raise closing()
         job = Job(client, item)
@@ -142,7 +145,7 @@ class Lane:
             running.add_done_callback(partial(self._finish, time.monotonic()))
 
     def _in_turn(self) -> list[Job]:
-        """Return the waiting jobs, the first job of each client before a second job of any."""
+        """Return the waiting jobs: the first job of each client, then second jobs, and so on."""
         waiting = [job for job in self._waiting if not job.future.done()]
         waiting.sort(key=lambda job: self._turns.get(job.client, job.arrived))
         ranks: defaultdict[str, count[int]] = defaultdict(count)
@@ -150,7 +153,7 @@ class Lane:
         return [job for _, job in sorted(ranked, key=itemgetter(0))]
 
     def _serve(self, client: str, until: float) -> None:
-        """Let other clients come first until a time, unless an earlier job set a later time."""
+        """Let other clients go first until a time, unless an earlier job has set a later time."""
         self._turns[client] = max(until, self._turns.pop(client, until))
         if len(self._turns) > KNOWN_CLIENTS:
             del self._turns[next(iter(self._turns))]

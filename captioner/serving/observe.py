@@ -1,4 +1,4 @@
-"""Metrics and the access log: counts, durations and sizes, never the content of requests."""
+"""Metrics and the access log. They record counts, durations and sizes, but no content."""
 
 from __future__ import annotations
 
@@ -55,31 +55,31 @@ class Metrics:
 
 @dataclass(frozen=True)
 class AccessLog:
-    """Outermost middleware: log and count requests, add headers, turn exceptions into a plain 500.
+    """The outermost middleware, which logs and counts requests, adds headers and hides exceptions.
 
-    A log entry has the method, route, status, milliseconds, bytes received, client address, request
-    id and the name of the API key. Nothing else from the request is logged. Unknown paths are
-    logged as ``other``, and request ids that are not short and plain are replaced. Exceptions are
-    logged with their type and location, but without their message, which could quote the request.
+    A log entry contains the method, route and status of a request, its duration and its size in
+    bytes. It also contains the client address, the request id and the name of the API key. Nothing
+    else is logged. Unknown paths are logged as ``other``. Request ids that are long or have special
+    characters are replaced. An exception becomes a response with status 500. Its type and location
+    are logged without its message, because the message could quote the request.
     """
 
     app: ASGIApp
     metrics: Metrics
     check: Callable[[Scope], RequestError | None]
-    """Function that returns the reason to reject a request before the application sees it, or None.
+    """A function that checks a request before the application sees it. It returns an error or None.
     """
     routes: Collection[str]
     """Paths that may be logged."""
     headers: Mapping[str, str]
-    """Headers that are added to responses that do not set them."""
+    """Default headers, added to responses that do not set them."""
     root_path: str
-    """Prefix of the paths at the proxy. The proxy may remove it."""
+    """Prefix of the paths at the proxy. The proxy may remove the prefix."""
     leaving: Callable[[], bool]
-    """Function that returns whether clients should send their next request over a new connection.
-    """
+    """A function that returns whether clients must send their next request on a new connection."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, count it and log it."""
+        """Pass a request to the application, count it and log it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -145,7 +145,7 @@ class AccessLog:
 
 
 def _client(scope: Scope) -> str:
-    """Return the client's address, or ``-`` for anything else that a proxy's header may contain."""
+    """Return the client's IP address, or ``-`` if a proxy sent something that is not an address."""
     try:
         return str(ipaddress.ip_address((scope.get("client") or ("",))[0]))
     except ValueError:
@@ -153,10 +153,10 @@ def _client(scope: Scope) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: ``time``, ``level``, ``message``, and the fields of a request."""
+    """A log format with one JSON object per line: time, level, and a message or request fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format a record."""
+        """Return a log record as one line of JSON."""
         time_ = datetime.fromtimestamp(record.created, timezone.utc).isoformat("T", "milliseconds")
         entry: dict[str, object] = {"time": time_, "level": record.levelname.lower()}
         fields = getattr(record, "fields", None)

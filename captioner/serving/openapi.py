@@ -1,6 +1,6 @@
-"""The description of the API: ``/openapi.json``, and the pages ``/docs`` and ``/redoc``.
+"""The description of the API at ``/openapi.json``, ``/docs`` and ``/redoc``.
 
-Pydantic models describe requests and responses. The models of the options are in `requests`.
+Pydantic models describe requests and responses. `requests` builds the models of the options.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from captioner.drawing import pages
 
 
 def json_line(body: Mapping[str, Any]) -> bytes:
-    """Encode JSON in one line, without a line end."""
+    """Encode data as JSON on one line, without a line end."""
     return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 class ErrorResponse(BaseModel):
-    """The reason why the request failed, in one line, and what to do about it."""
+    """The reason why the request failed, and a remedy, in one line."""
 
     error: str
 
@@ -39,10 +39,10 @@ class AlternativeResult(BaseModel):
 
 
 class KeywordResult(BaseModel):
-    """A word for a thing in the photo, its probability, and its map if attention is true.
+    """A word for a thing in the photo, with its probability, and its map if attention is true.
 
-    The map has the log-odds of each region, Gh x Gw. The odds of the photo are the mean of the odds
-    of its regions.
+    The map contains the log-odds of each region, Gh x Gw. The odds of the whole photo are the mean
+    of the odds of its regions.
     """
 
     word: str
@@ -58,7 +58,7 @@ class PhraseResult(BaseModel):
 
 
 class LeftOutResult(BaseModel):
-    """The words with which the model would have continued, in the form of a caption.
+    """The words with which the model would have continued the caption.
 
     They are left out because they are probably not true of the photo.
     """
@@ -81,11 +81,11 @@ class CaptionResult(BaseModel):
     - confidence: calibrated probability that the caption is right, 0 to 1. It is null if the model
       or the search options are not calibrated, or if the caption is not the best one.
     - unsure: true if the confidence is below min_confidence. Present only with min_confidence.
-    - doubtful: positions, from 0, of the words with a truth below 0.5. If the model has no truth:
-      of the words with a probability below 0.25.
-    - truth: T probabilities that a word is true of the photo, 0 to 1; null for words such as
-      articles and prepositions. Present only if the model has a reading of the photo.
-    - phrases: the words grouped into phrases, each with the least truth of its words. Present
+    - doubtful: positions, from 0, of the words with a truth below 0.5. Without truth values, it
+      lists the words with a probability below 0.25.
+    - truth: T probabilities (0 to 1) that a word is true of the photo. It is null for words such as
+      articles and prepositions. Present only if the model can compute it, as the shipped model can.
+    - phrases: the words grouped into phrases, each with the lowest truth of its words. Present
       together with truth.
     - left_out: words that were left out at the end of the caption. Present only if words were left
       out.
@@ -97,14 +97,14 @@ class CaptionResult(BaseModel):
     Present only if attention is true:
 
     - gates: T gate values from 0 (photo ignored for this word) to 1 (fully used).
-    - alphas: attention weights, T x Gh x Gw. Each map sums to 1. With a different method, its maps:
-      maps of attention_gate sum to the gates, other maps to 1, or to 0 if no region supports the
-      word.
+    - alphas: attention weights, T x Gh x Gw, or the maps of a different method. Each map sums to 1.
+      Maps of attention_gate sum to the gates. With gradients or occlusion, a map sums to 0 if no
+      region supports the word.
     - region: the part of the photo that the maps cover: left, top, right and bottom as fractions of
       its width and height.
-    - geometry: the position of the regions, as fractions of the photo's width (x) or height (y):
-      the centre of the first region, the distance between neighbouring centres, and the start and
-      stop of the part that the model sees.
+    - geometry: the position of the regions, as fractions of the photo's width (x) or height (y).
+      first is the centre of the first region, and pitch is the distance between neighbouring
+      centres. start and stop are the limits of the part that the model sees.
     - method: the method that computed alphas. Present only if it is not attention.
     """
 
@@ -130,7 +130,7 @@ class CaptionResult(BaseModel):
 
 
 class CaptionsResponse(BaseModel):
-    """The captions of a photo, best first, and its size after EXIF rotation in pixels."""
+    """The captions of a photo, best first, and its size in pixels after EXIF rotation."""
 
     width: int
     height: int
@@ -138,11 +138,10 @@ class CaptionsResponse(BaseModel):
 
 
 class BatchResult(BaseModel):
-    """The captions of one photo of a batch, or its error.
+    """The captions or the error of one photo in a batch.
 
-    The fields index and name are its position in the request, counted from 0, and its file name if
-    the form has one. The field status is the HTTP status that the photo would have got in a request
-    of its own.
+    index is the photo's position in the request, counted from 0. name is its file name, if the form
+    contains one. status is the HTTP status that the photo would get in a request of its own.
     """
 
     index: int
@@ -155,12 +154,12 @@ class BatchResult(BaseModel):
 
 
 class BatchResponse(BaseModel):
-    """The results of many photos, in the order of the photos."""
+    """The results for many photos, in the order of the photos."""
 
     results: list[BatchResult]
 
 
-# The error responses of the OpenAPI schema.
+# Error responses in the OpenAPI schema.
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse, "description": text}
     for status, text in {
@@ -190,13 +189,13 @@ EXAMPLE_PHOTO = (
 _BYTES = {"type": "string", "format": "binary"}
 _BASE64 = {"type": "string", "description": "The bytes of an image file in base64, or a data: URL."}
 _NOTE = """JPEG, PNG, WebP, GIF, BMP, TIFF, or HEIC if the server has pillow-heif; the format is
-detected from the content. Options come before the photos if there are several.
+detected from the content. If you send several photos, put the options before them.
 
 """
 
 
 def described_request(options: type[BaseModel], example: str, *, several: bool = False) -> Any:
-    """Return the query and body of an endpoint for its ``openapi_extra``, with a curl example."""
+    """Return the ``openapi_extra`` of an endpoint: its query and body, with a curl example."""
     name, files = ("images", ["a.jpg", "b.jpg"]) if several else ("image", ["photo.jpg"])
 
     def described(photo: dict[str, str], others: dict[str, Any], examples: list[str]) -> Any:
@@ -227,11 +226,12 @@ def described_request(options: type[BaseModel], example: str, *, several: bool =
 
 
 def add_api_pages(app: FastAPI, *, keys: bool) -> None:
-    """Add ``/openapi.json``, ``/docs`` (Swagger UI) and ``/redoc``, which need no network.
+    """Add ``/openapi.json``, ``/docs`` (Swagger UI) and ``/redoc``. All work without a network.
 
-    The example commands have the address that was requested and, with ``keys``, a header for an API
-    key. FastAPI's own pages load scripts from another host, so the scripts are taken from the
-    package fastapi-offline. Addresses are relative, so that they also work below a proxy's prefix.
+    The example commands show the address that was requested and, with ``keys``, a header for an API
+    key. FastAPI's own pages load scripts from a different host. These pages use the scripts in the
+    package fastapi-offline instead. Addresses are relative, so that they also work below a proxy's
+    prefix.
     """
 
     async def described(request: Request) -> Response:
@@ -271,7 +271,7 @@ def add_api_pages(app: FastAPI, *, keys: bool) -> None:
 
 
 def add_file(app: FastAPI, path: str, response: Response) -> None:
-    """Add a page that is not part of the API."""
+    """Add a page or file that is not part of the API."""
 
     async def file(_: Any) -> Response:
         return response

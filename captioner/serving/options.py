@@ -1,4 +1,4 @@
-"""Options of ``captioner serve``."""
+"""Options of ``captioner serve`` and of requests to the server."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ HOST_NAME = r"(\[[0-9a-f:.]+\]|[^:\[\]/@?#*\s]+)"  # in a regular expression
 
 @dataclass(frozen=True)
 class Form:
-    """Mark of an option whose text must have a certain form."""
+    """Mark of an option that accepts only text of a certain form."""
 
     pattern: str
-    """Regular expression that matches the whole text in lower case."""
+    """A regular expression that must match the whole text in lower case."""
     allowed: str
-    """The form in words, for messages."""
+    """A description of the form, for messages."""
 
 
-_HOST = Form(HOST_NAME, "a host name, e.g. photos.example.org")
+_HOST = Form(HOST_NAME, "a host name such as photos.example.org")
 _PATH = Form(r"(/[a-z0-9._~-]+)*", "a path such as /captioner")
-_ADDRESS = Form(r"[0-9a-f.:]+(/[0-9]+)?", "an IP address or network, e.g. ::1/128")
-_ORIGIN = Form(rf"\*|https?://{HOST_NAME}(:[0-9]+)?", "scheme and host, e.g. https://x.org, or *")
+_ADDRESS = Form(r"[0-9a-f.:]+(/[0-9]+)?", "an IP address or network such as ::1/128")
+_ORIGIN = Form(rf"\*|https?://{HOST_NAME}(:[0-9]+)?", "an origin such as https://x.org, or *")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,40 +38,42 @@ class Limits:
     """Limits of the server."""
 
     max_bytes: Positive = 30 * 2**20
-    """Reject photos with more bytes than this (HTTP status 413)."""
+    """Reject photos with more bytes than this. The response has the HTTP status 413."""
     max_pixels: Annotated[int, Interval(ge=1, le=MAX_PIXELS)] = 120_000_000
-    """Reject photos with more pixels than this before they are decoded (413)."""
+    """Reject photos with more pixels than this, before they are decoded. The status is 413."""
     max_batch: Positive = 100
-    """Reject batches with more photos than this if the response is JSON (413). NDJSON responses
-    have no limit."""
+    """Reject batches with more photos than this if the response is JSON. The status is 413. NDJSON
+    responses have no limit."""
     max_queue: Positive = 64
-    """Accept at most this many requests at the same time, and reject further requests (429).
-    Uploads use at most max-queue times max-bytes of memory."""
+    """Accept at most this many requests at the same time. Further requests are rejected with the
+    status 429. Uploads use at most max-queue times max-bytes of memory."""
     max_per_client: Positive | None = None
-    """Accept at most this many requests at the same time from each API key, or without keys from
-    each client address (429). Default: half of max-queue with keys, otherwise unlimited."""
+    """Accept at most this many requests at the same time from each client. Further requests get the
+    status 429. A client is an API key or, without keys, an address. Default: half of max-queue with
+    keys, otherwise unlimited."""
     max_cost: Positive = 60_000
-    """Reject requests that cost more than this (422). The cost is beam_size times max_length steps
-    of the decoder, and 250 for each word that occlusion or gradients explain. A request that costs
-    more than an ordinary batch runs next to the batches, so that other clients do not wait for it.
-    """
+    """Reject requests that cost more than this, with the status 422. The cost is beam_size times
+    max_length steps of the decoder, plus 250 for each word that occlusion or gradients explain. A
+    request that costs more than an ordinary batch runs next to the batches, so that other clients
+    do not wait for it."""
     rate_limit: Annotated[int, Ge(0)] = 0
-    """Accept at most this many requests per minute from each API key, or without keys from each
-    client address (429). 0: unlimited."""
+    """Accept at most this many requests per minute from each client. Further requests get the
+    status 429. A client is an API key or, without keys, an address. 0: unlimited."""
     timeout: Annotated[float, Interval(gt=0, lt=math.inf)] = 30.0
-    """Wait at most this many seconds for the headers of a request, for the upload of a photo (408),
-    and then for its captions (503)."""
+    """Wait at most this many seconds for each part of a request: its headers, the upload of its
+    photo, and the captions. A late upload gets the status 408, and late captions get 503."""
     grace: Annotated[float, Interval(ge=0, lt=math.inf)] = 60.0
-    """After SIGTERM or Ctrl-C, complete accepted requests within this many seconds, and reject new
-    requests (503). Requests that are still unfinished then fail (503)."""
+    """After SIGTERM or Ctrl-C, complete accepted requests within this many seconds. New requests,
+    and requests that are unfinished after this time, get the status 503."""
     drain_delay: Annotated[float, Interval(ge=0, lt=math.inf)] = 0.0
-    """After SIGTERM, continue to serve requests for this many seconds, while /readyz returns 503 so
-    that load balancers turn to other servers. --grace starts afterwards."""
+    """After SIGTERM, continue to serve requests for this many seconds. Meanwhile /readyz returns
+    503, so that load balancers switch to other servers. The time of --grace starts afterwards."""
     max_connections: Positive = 500
-    """Open at most this many connections, including idle ones; further connections wait. Each
-    connection uses a file descriptor (the usual limit of the system is 1,024)."""
+    """Open at most this many connections, including idle ones. Further connections wait. Each
+    connection uses a file descriptor, and most systems allow 1,024 per process."""
     max_beam: Positive = 20
-    """Reject requests with a larger beam size, or more captions or candidates (422)."""
+    """Reject requests with a larger beam size than this, or with more captions or candidates. The
+    status is 422."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +81,8 @@ class ServeOptions(ModelOptions, Limits):
     """Run a web page for captioning and an HTTP API.
 
     The API (POST /v1/captions) is documented in /openapi.json. Photos and texts are never written
-    to disk or logged. Environment variables set options that the command line does not set:
-    CAPTIONER_PORT sets --port.
+    to disk or logged. Environment variables such as CAPTIONER_PORT set the options that the command
+    line does not set.
     """
 
     host: str = "127.0.0.1"
@@ -89,23 +91,24 @@ class ServeOptions(ModelOptions, Limits):
     port: Annotated[int, Interval(ge=0, le=65535)] = 8000
     """Listen on this port. 0: any free port."""
     allow_host: list[Annotated[str, Shown("NAME"), _HOST]] = field(default_factory=list)
-    """Accept this Host header too, such as the name of a proxy or of a service in Docker Compose.
-    Requests with unknown names are rejected, except for /healthz, /readyz and /metrics. Repeat for
-    several."""
+    """Accept this name in the Host header too, such as the name of a proxy or a Docker Compose
+    service. Requests with unknown names are rejected, except for /healthz, /readyz and /metrics.
+    Repeat the option to accept several names."""
     allow_origin: list[Annotated[str, Shown("ORIGIN"), _ORIGIN]] = field(default_factory=list)
     """Let web pages from this origin use the server (CORS), such as https://app.example.org. *: all
-    pages. Repeat for several."""
+    pages. Repeat the option to allow several origins."""
     root_path: Annotated[str, Shown("PATH"), _PATH] = ""
     """Set the prefix under which a proxy publishes this server, such as /captioner."""
     trust_proxy: list[Annotated[str, Shown("ADDRESS"), _ADDRESS]] = field(default_factory=list)
-    """Trust this proxy (address or network, such as 127.0.0.1 or 172.16.0.0/12): take the client's
-    address in the log and for limits from its X-Forwarded-For header. Repeat for several."""
+    """Trust this proxy, named by address or network (127.0.0.1, 172.16.0.0/12). The log and the
+    limits then use the client address in its X-Forwarded-For header. Repeat the option to trust
+    several proxies."""
     api_key_file: File | None = None
-    """Require an API key for captions. The file has a line NAME KEY for each key; # starts a
-    comment. SIGHUP reloads it. Instead of a file, you can put such lines into the environment
+    """Require an API key for captions. The file has one line NAME KEY per key, and # starts a
+    comment. SIGHUP reloads the file. Instead of a file, you can put such lines into the environment
     variable CAPTIONER_API_KEYS."""
     api_keys: Annotated[str | None, Shown(hidden=True)] = None
-    """The text of a key file."""
+    """API keys as text, in the format of a key file."""
     metrics_host: str = "127.0.0.1"
     """With --metrics-port: listen on this address for metrics. 0.0.0.0: connections from anywhere.
     """
@@ -125,7 +128,8 @@ class ServeOptions(ModelOptions, Limits):
         super().__post_init__()
         if self.api_keys is not None and self.api_key_file is not None:
             raise ConfigError(
-                "api_key_file and the variable CAPTIONER_API_KEYS are both set; use only one"
+                "api_key_file and the variable CAPTIONER_API_KEYS are both set; use only "
+                "one of them"
             )
         object.__setattr__(self, "root_path", self.root_path.rstrip("/"))
         origins = [origin.lower().removesuffix("/") for origin in self.allow_origin]
@@ -153,7 +157,7 @@ class WordOptions:
     """Return this many of the most probable words at each position."""
     method: ExplanationMethod = "attention"
     """Choose how the maps are computed. attention: the attention weights. attention_gate: attention
-    times the gate. gradient_input, grad_cam, occlusion: the effect of each region on the word's
+    times the gate. gradient_input, grad_cam and occlusion: the effect of each region on the word's
     log-probability."""
 
 
@@ -162,7 +166,7 @@ class ResponseOptions(WordOptions):
     """Options of the endpoints that return JSON."""
 
     attention: bool = False
-    """Return the maps: gates, alphas, and the part of the photo that the model sees. All methods
-    except attention need this."""
+    """Return the maps: gates, alphas, and the part of the photo that the model sees. Set this with
+    every method except attention."""
     min_confidence: Annotated[float, Interval(ge=0, le=1)] | None = None
-    """Return a field unsure, which is true if the confidence of a caption is lower than this."""
+    """Add the field unsure to each caption. It is true if the confidence is lower than this."""

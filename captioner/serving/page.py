@@ -1,4 +1,4 @@
-"""The web page: drop, paste or choose photos, and explore their captions and attention maps."""
+"""The web page, on which users caption photos and explore the attention maps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from captioner.options import METHOD_TITLES
 from captioner.serving.options import Limits
 
 MAX_PHOTOS = 100
-"""Maximum number of photos on the page. The browser keeps their captions and maps in memory."""
+"""Maximum number of photos on the page, because the browser keeps their captions and maps in
+memory."""
 
 _WEB = Path(__file__).parent / "web"
 _INTRO = """<p class="quiet">Caption your photos, and see where the model looked for each word.
@@ -34,10 +35,10 @@ stored.</p>"""
 
 
 def index_page(limits: Limits, model: Captioner) -> str:
-    """Return the served page, with its styles and scripts inline.
+    """Return the page that the server shows, with inline styles and scripts.
 
-    The page makes large photos smaller before it uploads them, but keeps at least twice the sides
-    of the model's input. It uploads no photo beyond the server's limits.
+    The page shrinks large photos before it uploads them. Their sides keep at least twice the size
+    of the model's input. Photos beyond the server's limits are not uploaded.
     """
     methods = []
     for method in METHOD_TITLES:
@@ -70,15 +71,15 @@ def caption_page(
 ) -> str:
     """Return the page that the server and the static site share.
 
-    How photos reach the model is added by ``files``.
+    The scripts in ``files`` send photos to the model.
 
     Args:
-        model: The model. Its search options are shown in empty fields.
-        methods: Methods that can compute maps with this model.
+        model: The model. Empty fields of the form show its search options.
+        methods: Explanation methods that this model supports.
         intro: HTML below the title.
-        files: Scripts that define ``Upload`` and ``Pool`` (a ``JobPool`` with ``captions(body,
-            query, signal)``), and additional style sheets.
-        fields: Names of form fields that only some pages have: words, keywords.
+        files: Additional style sheets, and scripts that define ``Upload`` and ``Pool``. ``Pool`` is
+            a ``JobPool`` with a method ``captions(body, query, signal)``.
+        fields: Names of optional form fields to show: words, keywords.
         data: Data for the scripts, such as maxBeam, the maximum beam size and number of captions.
         head: Additional elements of the head.
     """

@@ -1,14 +1,14 @@
 """Endpoints with the protocols of other programs: Ollama, OpenAI and PhotoPrism's Vision API.
 
 A request contains photos in base64 or as data: URLs. Other fields, such as a prompt or sampling
-options, have no meaning for a captioner. They are ignored, and the header ``X-Captioner-Ignored``
-names them. Tools and output formats are rejected, because the response would not be what the
-program expects. URLs of other servers are rejected too, because the server fetches nothing.
+options, have no meaning for captions. They are ignored, and the header ``X-Captioner-Ignored``
+lists them. Tools and output formats are rejected, because the client would not get the response it
+expects. URLs to other servers are rejected too, because this server does not fetch photos.
 
-Captions are the same as from ``/v1/captions`` without options. PhotoPrism's labels are the
-keywords. For several photos, the response has a line per photo. The model is named ``captioner``,
-or like its folder, and a tag selects a style: ``captioner:flickr8k``. A stream has the whole
-caption in one part, because the search knows the best caption only at its end.
+Captions match ``/v1/captions`` without options. Keywords become PhotoPrism's labels. For several
+photos, the response has one line per photo. Clients name the model ``captioner`` or by its folder.
+A tag selects a style, such as ``captioner:flickr8k``. A stream contains the whole caption in one
+part, because the search finds the best caption only at its end.
 
 Sources: ollama/ollama, docs/api.md; OpenAI's API reference; photoprism/photoprism,
 internal/ai/vision.
@@ -53,7 +53,7 @@ CAPTION, LABELS = request_errors.PHOTOPRISM + "caption", request_errors.PHOTOPRI
 MOST_LABELS = 10
 MAX_PARTS = 1000  # messages of a chat, and parts of a message, that are searched for photos
 
-# Fields that change the kind of response, with the values that do not change it.
+# Fields that would change the kind of response, each with its harmless values.
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "tools": ([],),
     "functions": ([],),
@@ -77,26 +77,30 @@ class ProtocolRequest(NamedTuple):
     model: str
     stream: bool
     photos: list[Any]
-    """Photos in base64 or as data: URLs, not yet checked."""
+    """Unchecked photos in base64 or as data: URLs."""
     ignored: list[str]
-    """Names of the fields and parts that are ignored."""
+    """Names of ignored fields and message parts."""
     empty: bool
-    """True if the request has neither a photo nor a prompt. Ollama's programs send this to load a
-    model."""
+    """True if the request has neither a photo nor a prompt. Ollama clients send such requests to
+    load a model."""
 
 
 def read_fields(data: dict[str, Any], streams: bool) -> ProtocolRequest:
-    """Return the request in a JSON object.
+    """Return the request that a JSON object describes.
 
     Args:
         data: The JSON object.
-        streams: Default of the field ``stream``. Raises:
+        streams: Default of the field ``stream``.
+
+    Raises:
         RequestError: A field is not supported, or the photos are malformed.
     """
     data = {name: value for name, value in data.items() if value is not None}
     for name, harmless in _UNSUPPORTED.items():
         if name in data and data[name] not in harmless:
-            message = f"{name} is not supported, because the response is a caption; leave it out"
+            message = (
+                f"{name} is not supported, because every response is a caption; leave out {name}"
+            )
             raise RequestError(400, "unsupported", message)
     try:
         photos, kinds = _photos_of(data)
@@ -112,10 +116,10 @@ def read_fields(data: dict[str, Any], streams: bool) -> ProtocolRequest:
 
 
 def _photos_of(data: dict[str, Any]) -> tuple[list[Any], list[str]]:
-    """Return the photos of a request, and the kinds of its other parts.
+    """Return the photos in a request, and the kinds of its other parts.
 
-    Only the last photos of a chat are returned, because programs repeat the earlier messages. In
-    Ollama's messages, images are next to the text; in OpenAI's, they are among the parts.
+    Only the last photos in a chat are returned, because clients repeat earlier messages. Ollama's
+    messages have a field ``images``. OpenAI's messages contain images among their parts.
     """
     if found := data.get("images") or data.get("url"):
         return (found if isinstance(found, list) else [found]), []
@@ -137,11 +141,11 @@ def _photos_of(data: dict[str, Any]) -> tuple[list[Any], list[str]]:
 
 def _check_photos(photos: list[Any], most: int) -> None:
     if not 0 < len(photos) <= most:
-        problem = f"{len(photos)} photos; send 1 to {most}, in base64 or as data: URLs"
+        problem = f"{len(photos)} photos; send 1 to {most} photos, in base64 or as data: URLs"
         raise RequestError(413 if photos else 400, "fields", f"the request has {problem}")
     for photo in photos:
         if isinstance(photo, str) and photo[:6].lower().startswith(("http:", "https:")):
-            message = f"the photo is {shortened(photo)}, and URLs are not fetched"
+            message = f"the photo is the URL {shortened(photo)}, but the server does not fetch URLs"
             hint = "send the photo in base64 or as a data: URL"
             raise RequestError(400, "url", f"{message}; {hint}")
 
@@ -150,7 +154,7 @@ def _check_photos(photos: list[Any], most: int) -> None:
 
 
 class Found(NamedTuple):
-    """The contents of a response."""
+    """The results that go into a response."""
 
     id: str = ""
     text: str = ""
@@ -162,7 +166,7 @@ class Found(NamedTuple):
 
 
 Parts = list[dict[str, Any]]
-"""A response, or the parts of a stream."""
+"""The JSON object of a response, or the JSON objects of a stream."""
 
 
 def _ollama(field: Callable[[str], dict[str, Any]], body: ProtocolRequest, found: Found) -> Parts:
@@ -222,13 +226,13 @@ def _shown(_: ProtocolRequest, __: Found) -> Parts:
 
 
 class Protocol(NamedTuple):
-    """An endpoint with requests in JSON."""
+    """An endpoint of a protocol. Its requests are JSON."""
 
     summary: str
     example: dict[str, Any]
     parts: Callable[[ProtocolRequest, Found], Parts]
     streams: str | None = None
-    """Content type of streams, or None if the endpoint has no streams."""
+    """Content type of streams, or None if the endpoint does not support streams."""
 
     def encode(self, body: ProtocolRequest, found: Found) -> tuple[bytes, str]:
         """Return the body of a response, and its content type."""
@@ -264,7 +268,7 @@ PROTOCOLS = {
 
 
 def _lists(names: list[str], digest: str) -> dict[str, dict[str, Any]]:
-    """Return the bodies of GET requests by path: lists of the models, and the version."""
+    """Return the responses to GET requests by path: lists of models, and the version."""
     now = datetime.now(timezone.utc)
     ollama = {"modified_at": now.isoformat(), "size": 0, "digest": digest, "details": _DETAILS}
     openai = {"object": "model", "created": int(now.timestamp()), "owned_by": NAME}
@@ -308,7 +312,7 @@ def add_protocols(app: FastAPI, service: Service, checks: list[Any], model_name:
     Args:
         app: The application.
         service: The service that captions.
-        checks: Dependencies of the endpoints; see `security.checks`.
+        checks: Dependencies of the endpoints, from `security.checks`.
         model_name: Name of the model, as in `create_app`.
     """
     folder, digest = re.sub("@[0-9a-f]+", "", model_name), model_name.partition("@")[2]
@@ -321,7 +325,7 @@ def add_protocols(app: FastAPI, service: Service, checks: list[Any], model_name:
         return RequestError(404, "model", message)
 
     def style_of(body: ProtocolRequest) -> str | None:
-        """Return the style of a request, or None for the default."""
+        """Return the style that a request selects, or None for the default style."""
         name, _, tag = body.model.partition(":")
         tag = tag or str(body.data.get("version") or "latest")  # PhotoPrism's
         if name not in (NAME, folder) or tag not in ("latest", *styles):

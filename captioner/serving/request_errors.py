@@ -1,9 +1,9 @@
-"""Errors of requests, from the exception to the response.
+"""Errors in requests, and their conversion from exceptions to responses.
 
-Code that cannot serve a request raises a `RequestError`, or lets an exception of the package pass.
+Code that cannot serve a request raises a `RequestError` or another exception of the package.
 `request_error` turns every exception into a `RequestError`, and `error_response` turns a
-`RequestError` into a response with its status. An unexpected exception becomes status 500 without
-its message, because the message could quote the request. The log gets its location.
+`RequestError` into a response. An unexpected exception becomes a response with status 500. Its
+message is left out, because it could quote the request. Its location is logged.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _HTTP_ERRORS = {
 
 
 class RequestError(Exception):
-    """The reason why a request cannot be served.
+    """An error that explains why a request cannot be served.
 
-    The message is one line: what is wrong, what is allowed and what to do.
+    The message is one line with the problem, the allowed values and a remedy.
     """
 
     def __init__(self, status: int, reason: str, message: str, *, retry_after: int = 2) -> None:
@@ -51,7 +51,7 @@ class RequestError(Exception):
         Args:
             status: HTTP status of the response.
             reason: Label for the metrics.
-            message: Line for the client.
+            message: The message for the client, in one line.
             retry_after: Seconds after which the client may try again, for 429 and 503.
         """
         super().__init__(message)
@@ -60,16 +60,16 @@ class RequestError(Exception):
 
 # The client disconnected, or the body ended early: the server cannot tell these cases apart. 499 is
 # the status that nginx uses.
-_LEFT = "the body is shorter than declared or not valid HTTP, or the client disconnected"
+_LEFT = (
+    "the client disconnected, or the body is shorter than declared or invalid; send the "
+    "request again"
+)
 client_closed = partial(RequestError, 499, "left", _LEFT)
 closing = partial(RequestError, 503, "closing", "the server is shutting down; try again later")
 
 
 def request_error(error: Exception, scope: Scope) -> RequestError:
-    """Return the error of the request in which an exception was raised.
-
-    An unexpected exception is logged.
-    """
+    """Convert an exception to an error for the client. Unexpected exceptions are logged."""
     if isinstance(error, RequestError):
         return error
     for kind, (status, reason) in _STATUSES.items():
@@ -79,11 +79,13 @@ def request_error(error: Exception, scope: Scope) -> RequestError:
         status = error.status_code
         return RequestError(status, f"http_{status}", _HTTP_ERRORS.get(status, error.detail))
     _log_exception(error, scope)
-    return RequestError(500, "mistake", "the server made an error; see its log")
+    return RequestError(
+        500, "mistake", "the server failed unexpectedly; look in its log for this request id"
+    )
 
 
 def error_body(path: str, error: RequestError) -> dict[str, Any]:
-    """Return the body of an error in the form that clients of this path expect."""
+    """Return the body of an error response in the format that clients expect at this path."""
     if path.startswith(PHOTOPRISM):
         return {"code": error.status, "error": str(error)}
     if path.startswith(OPENAI):
@@ -94,10 +96,7 @@ def error_body(path: str, error: RequestError) -> dict[str, Any]:
 
 
 def error_response(error: Exception, scope: Scope) -> JSONResponse:
-    """Return the response to a request in which an exception was raised.
-
-    The reason is stored in the scope, for the metrics.
-    """
+    """Return the response for an exception, and store its reason in the scope for the metrics."""
     found = request_error(error, scope)
     if found.status != 500:  # the metrics count rejected requests, not errors of the server
         scope["state"]["refused"] = found.reason
@@ -119,14 +118,14 @@ def route_path(scope: Scope) -> str:
 
 
 def shortened(value: object) -> str:
-    """Return a value of a request, shortened to fit into the line of an error."""
+    """Return a value as text that is short enough for an error message."""
     text = value[:61] if isinstance(value, str) else reprlib.repr(value)
     text = text if text.isprintable() else repr(text)
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def _log_exception(error: BaseException, scope: Scope) -> None:
-    """Log the type and traceback of an exception in one line, without its message."""
+    """Log the type and locations of an exception in one line, without its message."""
     frames = traceback.extract_tb(error.__traceback__)
     calls = " < ".join(f"{frame.filename}:{frame.lineno}" for frame in reversed(frames[-8:]))
     request_id = scope.get("state", {}).get("request_id", "-")
@@ -138,10 +137,10 @@ def _log_exception(error: BaseException, scope: Scope) -> None:
 
 
 def end(why: str) -> NoReturn:
-    """End the process at once, so that its supervisor starts a new one.
+    """End the process at once, so that its supervisor starts a new process.
 
-    If an allocation fails in a thread that other threads wait for, the process may stay alive
-    without answering requests or SIGTERM.
+    If an allocation fails in a thread that other threads wait for, the process could otherwise stay
+    alive without answering requests or SIGTERM.
     """
     logger.critical("%s; the server ends", why)
     os._exit(FAILED)

@@ -1,16 +1,16 @@
-"""Requests about photos: their options, and the photos in their bodies.
+"""Requests with photos: their options, and the photos in their bodies.
 
-The options of the search, of the response and of the picture (`captioner.schema`) are limited in
-range, so that one request cannot block the server for other clients. Options are parameters of the
-query, or come with the photo in the body. The body is read by its content type:
+The ranges of options are limited, so that one request cannot block the server for other clients.
+Options are query parameters, or fields next to the photo in the body. The content type decides how
+the body is read:
 
     multipart/form-data  files named image (curl -F image=@photo.jpg); other fields are options
     application/json     {"image": "<base64>", ...options}; several photos: {"images": [...], ...}
     anything else        the bytes of one photo; the format is detected from them
 
 Photos are read one by one, in memory and within the size limits. Nothing is written to disk.
-Starlette's form parser is not used, because it writes files above 1 MiB to disk and reads the whole
-body first.
+Starlette's form parser is not used, because it reads the whole body first, and writes files above 1
+MiB to disk.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _SEVERAL = "send several photos to POST /v1/batch"
 
 
 def query_model(limits: Limits, *options: type) -> type[BaseModel]:
-    """Create the pydantic model of the search options and the options of further dataclasses."""
+    """Create a pydantic model with the search options and the options of further dataclasses."""
     fields: dict[str, Any] = {}
     for schema in (SearchOptions, *options):
         for key, field in option_fields(schema).items():
@@ -85,7 +85,7 @@ def query_model(limits: Limits, *options: type) -> type[BaseModel]:
 def _parameter(field: OptionField, bounds: Interval, *, searches: bool) -> tuple[Any, Any]:
     """Return the type and the pydantic field of an option.
 
-    The default of a search option is None, meaning the setting of the model.
+    The default of a search option is None, which selects the setting of the model.
     """
     text = field.help.replace(" 0: never scale.", "")  # requests cannot set 0
     text += " Defaults to the model's setting." if searches else ""
@@ -99,7 +99,7 @@ def _parameter(field: OptionField, bounds: Interval, *, searches: bool) -> tuple
 
 
 def _split(separator: str, given: Any) -> Any:
-    """Split a string, or a list of strings, into words, and return any other value unchanged."""
+    """Split a string, or a list of strings, into words. Other values are returned unchanged."""
     texts = [given] if isinstance(given, str) else given
     if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
         words = (word.strip() for text in texts for word in re.split(separator, text))
@@ -108,7 +108,7 @@ def _split(separator: str, given: Any) -> Any:
 
 
 def read_query(given: QueryParams, model: type[BaseModel]) -> BaseModel:
-    """Return the options of a request's query."""
+    """Return the options in the query of a request."""
     values: dict[str, list[str]] = {}
     for name, value in given.multi_items():  # getlist would search all of them for each name
         values.setdefault(name, []).append(value)
@@ -119,7 +119,7 @@ def with_fields(query: BaseModel, fields: dict[str, Any]) -> BaseModel:
     """Return the options of the query together with the options of the body.
 
     Raises:
-        RequestError: An option is set in both.
+        RequestError: An option is set in the query and in the body.
     """
     given = query.model_dump(exclude_unset=True, exclude_defaults=True)  # Swagger UI sends defaults
     if twice := sorted(given.keys() & fields.keys()):
@@ -129,7 +129,7 @@ def with_fields(query: BaseModel, fields: dict[str, Any]) -> BaseModel:
 
 
 def _read(model: type[BaseModel], given: dict[str, Any]) -> BaseModel:
-    """Check the options and return them. Each option comes as a list of values."""
+    """Check the options in a request, and return them. Each option is a list of values."""
     if (count := sum(len(v) if isinstance(v, list) else 1 for v in given.values())) > MAX_OPTIONS:
         message = f"the request has {count} options; send at most {MAX_OPTIONS}"
         raise RequestError(422, "options", message)
@@ -156,7 +156,7 @@ def _read(model: type[BaseModel], given: dict[str, Any]) -> BaseModel:
 class CaptionRequest:
     """A request to caption a photo, with checked options.
 
-    ``options`` are the search options, or None to explain the given words in a style.
+    ``options`` are the search options, or None to explain ``words`` instead of searching.
     """
 
     options: SearchOptions | None
@@ -167,14 +167,15 @@ class CaptionRequest:
 
     @property
     def key(self) -> tuple[SearchOptions | None, int, str | None, ExplanationMethod]:
-        """A key that is equal for requests that can share a batch."""
+        """The properties that two requests must share to be captioned in one batch."""
         return self.options, self.alternatives, self.style, self.method
 
     @property
     def cost(self) -> int:
-        """Maximum number of decoder steps for a photo. Explaining given words counts as one step.
+        """The maximum number of decoder steps for a photo. Explaining a caption counts as one step.
 
-        Every method except attention decodes each caption again, once per word or region.
+        Every method except attention and attention_gate decodes each caption again, once per word
+        or region.
         """
         words = 0 if self.method in _FREE else _EXPLAINED_WORD
         if self.options is None:
@@ -198,7 +199,9 @@ def caption_request(model: Captioner, query: BaseModel, max_cost: int) -> Captio
     if method != "attention":
         model.check_method(method)
         if not given.get("attention", True):
-            raise ConfigError(f"method {method} computes maps; set attention=true to get them")
+            raise ConfigError(
+                f"method {method} computes maps, but attention is false; set attention=true"
+            )
     if "words" in given:
         style, options = changes.pop("style", None), None
         if found := ", ".join(changes):
@@ -207,14 +210,14 @@ def caption_request(model: Captioner, query: BaseModel, max_cost: int) -> Captio
             )
         words = tuple(model.stored.vocabulary.known_words(given["words"]))
         if len(words) >= MAX_LENGTH:
-            raise ConfigError(f"words has {len(words)} words; send at most {MAX_LENGTH - 1}")
+            raise ConfigError(f"words has {len(words)} words; send at most {MAX_LENGTH - 1} words")
     else:
         words, style, options = (), None, model.options(**changes)
     request = CaptionRequest(options, words, given["alternatives"], style, method)
     if request.cost > max_cost:
         hint = "use a smaller num_captions, max_length or beam_size, fewer forced_words"
         raise ConfigError(
-            f"the request would cost {request.cost:,} steps of the decoder; the limit is "
+            f"the request would cost {request.cost:,} steps of the decoder, but the limit is "
             f"{max_cost:,}; {hint}, or method=attention"
         )
     return request
@@ -229,13 +232,13 @@ Photos = AsyncGenerator[Upload, None]  # as they arrive
 def check_headers(
     request: Request, limits: Limits, *, several: bool, kind: str | None = None
 ) -> int:
-    """Check the headers before the body is read.
+    """Check the headers of a request before its body is read.
 
     Args:
         request: The request.
         limits: The server's limits.
         several: True if the body may have several photos.
-        kind: Content type of the body, if the header does not matter.
+        kind: Content type of the body. It overrides the header.
 
     Returns:
         The most memory that the body needs, in units of ``max_bytes``.
@@ -257,17 +260,17 @@ def check_headers(
 
 
 def read_body(request: Request, limits: Limits, options: Options, *, several: bool) -> Photos:
-    """Yield the photos of a body, at least one, as they arrive.
+    """Yield the photos in a body (at least one) as they arrive.
 
-    Call `check_headers` first. The options in the body are added to ``options``, each as a list of
-    its values.
+    Call `check_headers` first. The options in the body are added to ``options``, each with a list
+    of its values.
     """
     readers = {FORM: _read_form, JSON: _read_json}
     return readers.get(_content_type(request)[0], _read_bytes)(request, limits, options, several)
 
 
 async def read_photo(request: Request, limits: Limits, options: Options) -> Upload:
-    """Read the only photo of a body, in the same way as `read_body`."""
+    """Read the photo in a body that must contain a single photo. See `read_body`."""
     photos = [photo async for photo in read_body(request, limits, options, several=False)]
     if len(photos) > 1:
         raise RequestError(422, "fields", f"the form has several photos; {_SEVERAL}")
@@ -291,7 +294,7 @@ def _most_bytes(kind: str, limits: Limits, several: bool) -> float:
 
 
 async def _chunks(request: Request, most: float, what: str) -> AsyncGenerator[bytes, None]:
-    """Read the parts of a body with at most ``most`` bytes in total."""
+    """Yield the parts of a body as they arrive, and reject bodies of more than ``most`` bytes."""
     size = 0
     try:
         async for chunk in request.stream():
@@ -320,7 +323,7 @@ async def _read_bytes(request: Request, limits: Limits, _: Options, __: bool) ->
 
 
 async def read_object(request: Request, limits: Limits, *, several: bool) -> dict[str, Any]:
-    """Read the object of a JSON body, with an `Upload` for each string of more than `LONG` bytes.
+    """Read the JSON object in a body, and replace strings of more than `LONG` bytes with `Upload`.
 
     The content type does not matter. Call `check_headers` first.
     """
@@ -329,14 +332,16 @@ async def read_object(request: Request, limits: Limits, *, several: bool) -> dic
         body.receive(chunk)
     data = body.parsed()
     if not isinstance(data, dict):
-        raise RequestError(422, "fields", 'the JSON is not an object like {"...": ...}; see /docs')
+        raise RequestError(
+            422, "fields", "the JSON is not an object; send an object (see the examples at /docs)"
+        )
     return data
 
 
 async def _read_json(request: Request, limits: Limits, options: Options, several: bool) -> Photos:
     data = await read_object(request, limits, several=several)
     if nulls := [name for name in NAMES if data.get(name, "") is None]:
-        raise RequestError(422, "fields", f"{nulls[0]} is null; send the photo in base64")
+        raise RequestError(422, "fields", f"{nulls[0]} is null; send a photo in base64")
     data = {name: value for name, value in data.items() if value is not None}
     found = shortened(", ".join(data)) or "no fields"
     given = [photo for name in NAMES if (photo := data.pop(name, None)) is not None]
@@ -381,7 +386,7 @@ async def _read_form(request: Request, limits: Limits, options: Options, several
         if is_photo and size > most:
             content, error = io.BytesIO(), too_many_bytes("the photo", f"more than {most:,}", most)
         elif not is_photo and size > LONG:
-            raise _long_text(name, "; a photo needs a file name")
+            raise _long_text(name, "; if it is a photo, send it with a file name")
         if event.more_data:
             continue
         if is_photo:
@@ -396,7 +401,7 @@ async def _read_form(request: Request, limits: Limits, options: Options, several
             raise RequestError(422, "fields", f"{message}; {hint}")
         if photos and several:  # the photos are captioned as they arrive
             message = f"the option {name} comes after a photo"
-            hint = "put options before the photos, or in the query"
+            hint = "put the options before the photos, or in the query"
             raise RequestError(422, "options", f"{message}; {hint}")
         options.setdefault(name, []).append(text)
     if not photos:
@@ -404,7 +409,7 @@ async def _read_form(request: Request, limits: Limits, options: Options, several
 
 
 def _long_text(name: str, hint: str = "; send a shorter text") -> RequestError:
-    message = f"the field {shortened(name)} has more than {LONG:,} bytes{hint}"
+    message = f"the field {shortened(name)} has more than {LONG:,} bytes of text{hint}"
     return RequestError(422, "fields", message)
 
 
@@ -415,7 +420,7 @@ def _no_photo(found: dict[str, None]) -> RequestError:
 
 
 async def _events(request: Request, most: float) -> AsyncGenerator[File | FormField | Data, None]:
-    """Read the parts of a form as they arrive, each followed by pieces of its content."""
+    """Yield the parts of a form as they arrive, each followed by pieces of its content."""
     decoder = MultipartDecoder(_content_type(request)[1], 4 * _PIECE)
     try:
         async for chunk in _chunks(request, most, "the form"):

@@ -1,12 +1,13 @@
-"""Access control: Host and Origin checks, API keys, rate limits and response headers.
+"""Access control with Host and Origin checks, API keys, rate limits and response headers.
 
-Every web page that the user opens can reach a server on the loopback interface. Two checks prevent
-misuse. Cross-origin requests are rejected by their ``Origin``, unless the origin is allowed. DNS
-rebinding is prevented by accepting known ``Host`` names only. The second check does not apply to
-health, readiness and metrics, which orchestrators request under any name or address.
+Every web page that the user opens can send requests to a server on the loopback interface. Two
+checks prevent misuse. The first check rejects cross-origin requests, unless their ``Origin`` is
+allowed. The second check prevents DNS rebinding: it accepts only known names in the ``Host``
+header. It does not apply to health, readiness and metrics, because orchestrators request them under
+any name or address.
 
-The key file has one key per line, after its name. Keys are looked up by their SHA-256 digests, so
-that the response time reveals nothing about them. Only names are logged.
+The key file has one line per key: the name of the key, then the key. Keys are looked up by their
+SHA-256 digests, so that the response time reveals nothing about them. The log contains only names.
 
     # name    key
     alice     3mJ0x8...
@@ -64,11 +65,11 @@ _PORT = re.compile(r"^(\[.*\]|[^:]*):\d+$")
 
 
 class AllowedHosts:
-    """The ``Host`` values, with any port, that a server bound to an address accepts.
+    """The ``Host`` headers that a server accepts, with any port.
 
-    On loopback, these are the loopback names. Otherwise, they are any IP address (DNS rebinding
-    needs a name) and the name of this machine. Further names, such as the name of a proxy, must be
-    set.
+    If the server listens on loopback, it accepts the loopback names. Otherwise, it accepts the name
+    of this machine, and any IP address, because DNS rebinding needs a name. Further names, such as
+    the name of a proxy, must be passed.
     """
 
     def __init__(self, bound: str, names: Iterable[str] = ()) -> None:
@@ -106,12 +107,15 @@ def origin_check(options: ServeOptions) -> Callable[[Scope], RequestError | None
         headers = Headers(scope=scope)
         given = len(headers.getlist("host"))
         if given > 1 or (given == 0 and scope.get("http_version") != "1.0"):  # RFC 9112, 3.2
-            message = f"the request has {given} Host headers; send one"
+            message = f"the request has {given} Host headers; send exactly one"
             return RequestError(400, "host", message)
         host, origin = headers.get("host", ""), headers.get("origin")
         reading = scope["method"] in ("GET", "HEAD")
         if not hosts.allows(host) and not (reading and route_path(scope) in PROBES):
-            hint = "start the server with --allow-host NAME, or use the address that it printed"
+            hint = (
+                "start the server with --allow-host NAME, or use the address that the server "
+                "printed"
+            )
             return RequestError(421, "host", f"the host {host[:100]!r} is unknown; {hint}")
         if reading:
             return None  # no side effects, and browsers hide the response from other sites
@@ -119,8 +123,8 @@ def origin_check(options: ServeOptions) -> Callable[[Scope], RequestError | None
             return None
         foreign = origin is not None and origin.lower().partition("://")[2] != host.lower()
         if foreign or headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
-            message = f"cross-origin request rejected (Origin: {(origin or 'none')[:100]})"
-            hint = "use this server's own page, or start the server with --allow-origin"
+            message = f"cross-origin requests are not allowed (Origin: {(origin or 'none')[:100]})"
+            hint = "use the page of this server, or start the server with --allow-origin"
             return RequestError(403, "origin", f"{message}; {hint}")
         return None
 
@@ -131,7 +135,7 @@ def origin_check(options: ServeOptions) -> Callable[[Scope], RequestError | None
 
 
 class ApiKeys:
-    """The API keys of a file or of the environment, by name."""
+    """API keys from a file or an environment variable, by name."""
 
     def __init__(self, path: str | Path | None, text: str = "") -> None:
         """Read the keys from the file, or from ``text`` if ``path`` is None.
@@ -148,7 +152,7 @@ class ApiKeys:
         return len(self._names)
 
     def reload(self) -> None:
-        """Read the file again. After an error, the previous keys stay valid."""
+        """Read the keys again. After an error, the previous keys stay valid."""
         source, text = f"api-key-file {self.path}", self._text
         try:
             if self.path is None:
@@ -164,11 +168,11 @@ class ApiKeys:
             if not parts:
                 continue
             if len(parts) != 2 or len(parts[1]) < MIN_LENGTH:  # never quote a line, which has a key
-                hint = f"write a name and a key of {MIN_LENGTH} characters or more"
+                hint = f"write a name, a space, and a key of at least {MIN_LENGTH} characters"
                 raise ConfigError(f"{source}, line {number} is invalid; {hint}")
             names[_digest(parts[1])] = parts[0]
         if not names:
-            raise ConfigError(f"{source} has no keys; write lines of the form NAME KEY")
+            raise ConfigError(f"{source} has no keys; write one line NAME KEY per key")
         self._names = names
 
     def name(self, key: str) -> str | None:
@@ -181,7 +185,7 @@ def _digest(key: str) -> bytes:
 
 
 class RateLimit:
-    """A limit of requests per minute and name. The requests of a minute may come all at once."""
+    """A limit on requests per minute for each name. A minute's requests may all come at once."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._interval = 60 / per_minute if per_minute else 0.0
@@ -189,7 +193,7 @@ class RateLimit:
         self._full_at: dict[str, float] = {}  # when a name's whole allowance is available again
 
     def take(self, name: str) -> int:
-        """Count one request; return 0, or the whole seconds after which to try again."""
+        """Count one request, and return the seconds to wait, or 0 if it is allowed."""
         now = self._clock()
         full_at = max(self._full_at.get(name, now), now) + self._interval
         # An allowance of a minute is full after 60 seconds without requests.
@@ -208,18 +212,18 @@ _Key = Annotated[str | None, Security(APIKeyHeader(name=KEY_HEADER, auto_error=F
 
 
 def checks(keys: ApiKeys | None, per_minute: int) -> list[Any]:
-    """Return the dependencies of endpoints for photos: an API key and a rate limit.
+    """Return the FastAPI dependencies of endpoints for photos: an API key and a rate limit.
 
-    They store the client's name in ``request.state.client``. A request counts once towards the rate
-    limit. In a batch, each photo counts: for each photo after the first, the endpoint calls
-    ``request.state.count_photo``, which raises an error at the limit.
+    They store the client's name in ``request.state.client``. Each request counts once towards the
+    rate limit, and each photo of a batch counts once. For every photo after the first, the endpoint
+    calls ``request.state.count_photo``. This function raises an error at the limit.
 
-    Wrong keys are answered slowly, and their number per address and minute is limited. A client
-    with a valid key at the same address is not affected.
+    Requests with wrong keys are answered slowly, and their number per address and minute is
+    limited. Clients with a valid key are not affected, even at the same address.
 
     Args:
         keys: The API keys, or None if no key is required.
-        per_minute: Maximum number of requests per minute of each client; 0: unlimited.
+        per_minute: Maximum number of requests per minute for each client, or 0 for no limit.
     """
     limit, wrong_keys = RateLimit(per_minute), RateLimit(WRONG_KEYS)
 
@@ -227,7 +231,7 @@ def checks(keys: ApiKeys | None, per_minute: int) -> list[Any]:
         assert keys is not None
         key = bearer.credentials if bearer else header
         if not key:
-            message = "an API key is required; send it as header: Authorization: Bearer KEY"
+            message = "the request has no API key; send the header Authorization: Bearer KEY"
             raise RequestError(401, "no_key", message)
         name = keys.name(key)
         if name is None:
@@ -258,9 +262,9 @@ def checks(keys: ApiKeys | None, per_minute: int) -> list[Any]:
 
 
 def client_of(request: Request) -> str:
-    """Return the name of the request's API key, or otherwise the client's address.
+    """Return the name of the request's API key, or without a key the client's address.
 
-    For IPv6, it is the address of the network (/64).
+    An IPv6 address is replaced with its /64 network.
     """
     if key := getattr(request.state, "api_key", None):
         return str(key)

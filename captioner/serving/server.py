@@ -1,4 +1,4 @@
-"""Run the application with granian: limits on connections, signals, and an orderly shutdown.
+"""The server process: it runs the application with granian, limits connections, and shuts down.
 
     headers       granian closes a connection if the headers of a request do not arrive in time,
                   also those of a further request on the same connection
@@ -7,13 +7,14 @@
                   rest of a rejected body, because its client may not see the response otherwise
     responses     Linux closes a connection if its client does not read its response in time
 
-On SIGTERM or Ctrl-C, the server keeps listening while it drains. A client then gets an answer
-instead of a refused connection, and a load balancer sees that readiness has changed. After SIGTERM,
-the server first serves as usual for ``drain_delay`` seconds, but reports that it is not ready.
+On SIGTERM or Ctrl-C, the server keeps listening while it completes accepted requests. New clients
+then get an answer instead of a refused connection, and load balancers see that the server is not
+ready. After SIGTERM, the server first serves as usual for ``drain_delay`` seconds, but reports that
+it is not ready.
 
-granian answers malformed requests (400, 414, 431) itself, with an empty body, and neither counts
-nor logs them. A client that closes its side of the connection before the response gets no response.
-granian has no settings that change this.
+granian itself answers malformed requests (400, 414, 431), with an empty body. It neither counts nor
+logs them. A client that closes its side of the connection early gets no response. granian has no
+settings for these cases.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _POLL_SECONDS = 0.05
 
 
 def drained(app: ASGIApp) -> ASGIApp:
-    """Wrap an application so that the rest of a rejected body is read before the response is sent.
+    """Return an application that reads the rest of a rejected body before it sends the response.
 
     If a connection is closed with unread data, the client's operating system may discard a response
     that has already arrived.
@@ -99,15 +100,17 @@ def free_address(host: str, port: int) -> tuple[str, int]:
             return str(address[0]), int(probe.getsockname()[1])
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        hint = "use another --port (0: any free port), or --host 127.0.0.1, 0.0.0.0, ..."
-        raise CaptionerError(f"cannot listen on port {port} of {host}: {reason}; {hint}") from error
+        hint = "use a different --port (0 selects any free port) or a different --host"
+        raise CaptionerError(
+            f"the server cannot listen on port {port} of {host}: {reason}; {hint}"
+        ) from error
 
 
 class Running:
-    """An application that is being served. ``await Running(...).serve()`` ends after `stop`."""
+    """A running server of an application. ``await Running(...).serve()`` ends after `stop`."""
 
     def __init__(self, app: FastAPI, address: tuple[str, int]) -> None:
-        """Prepare the server of an application made by ``create_app``."""
+        """Prepare a server for an application from ``create_app``."""
         self.service: Service = app.state.service
         options = self.service.options
         self.address = address
@@ -130,9 +133,9 @@ class Running:
         )
 
     def stop(self, *, delay: bool = True) -> None:
-        """Stop after completing the accepted requests. A second call stops at once.
+        """Stop after the accepted requests are complete. A second call stops at once.
 
-        With ``delay``, serve as usual for ``drain_delay`` seconds before.
+        With ``delay``, continue to serve new requests for ``drain_delay`` seconds first.
         """
         if self._stopping.is_set():
             self._second.set()
@@ -141,7 +144,7 @@ class Running:
         self._stopping.set()
 
     async def serve(self) -> None:
-        """Listen until `stop`, then drain."""
+        """Serve requests until `stop` is called, then complete the accepted requests."""
         host, port = self.address
         serving = asyncio.create_task(self._server.serve())
         stopping = asyncio.create_task(self._stopping.wait())
@@ -159,21 +162,24 @@ class Running:
             await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             serving.result()
-            raise CaptionerError("the HTTP server ended unexpectedly; see the log")
+            raise CaptionerError("the HTTP server ended unexpectedly; see the log for the reason")
         await self._drain()
         self._server.stop()  # type: ignore[no-untyped-call]
         with suppress(TimeoutError, asyncio.TimeoutError):
             await asyncio.wait_for(serving, _CLOSE_SECONDS)
 
     def _tell(self, message: str) -> None:
-        """Print a message to the user, as a line of the log if the log is JSON."""
+        """Print a message to the user. If the log is JSON, log the message instead."""
         if self.service.options.log_format == "json":
             logger.info(message)
         else:
             sys.stderr.write(f"captioner: {message}\n")
 
     async def _drain(self) -> None:
-        """Report that the server is not ready, reject new requests, and wait for accepted ones."""
+        """Reject new requests, and complete accepted requests within the grace period.
+
+        First report that the server is not ready, and serve as usual during the drain delay.
+        """
         service, grace = self.service, self.service.options.grace
         service.leaving = True
         if self._delay:
@@ -190,7 +196,7 @@ class Running:
 
 
 def run(app: FastAPI, address: tuple[str, int]) -> bool:
-    """Serve until SIGTERM or Ctrl-C, and return whether it was Ctrl-C.
+    """Serve until SIGTERM or Ctrl-C, and return whether Ctrl-C ended the server.
 
     SIGHUP reloads the API keys.
     """
@@ -223,10 +229,10 @@ def run(app: FastAPI, address: tuple[str, int]) -> bool:
 
 
 async def _watch() -> None:
-    """End the process when this event loop stands still, and print where its threads are.
+    """End the process if this event loop hangs, and print the stack of each thread.
 
-    If memory runs out in a thread of granian, the loop may wait for that thread for ever, and would
-    not see SIGTERM. The watchdog is a thread that needs neither the loop nor Python.
+    If memory runs out in a thread of granian, the loop may wait for that thread forever and not see
+    SIGTERM. The watchdog runs in a thread that needs neither the loop nor Python.
     """
     while True:
         try:
@@ -237,7 +243,7 @@ async def _watch() -> None:
 
 
 def _reload(keys: ApiKeys) -> None:
-    """Read the API keys again, and keep the present keys if the file is invalid."""
+    """Read the API keys again. If the file is invalid, keep the previous keys."""
     try:
         keys.reload()
     except ConfigError as error:
@@ -247,10 +253,10 @@ def _reload(keys: ApiKeys) -> None:
 
 
 def _close_unread_responses(port: int, seconds: float) -> None:
-    """Let Linux close connections if the client does not read its response for some time.
+    """Let Linux close a connection if its client does not read the response for some seconds.
 
     Accepted connections inherit the option TCP_USER_TIMEOUT from the listening socket. granian does
-    not expose that socket, so it is looked up among the file descriptors of this process.
+    not expose this socket, so the function finds it among the file descriptors of the process.
     """
     if sys.platform != "linux":
         return

@@ -1,4 +1,4 @@
-"""Process a request, from the bytes of a photo to its captions.
+"""The processing of a request, from the bytes of a photo to its captions.
 
     admission   take a place in the queue, or reject the request before its body is read
     body        read it into memory, within limits on bytes and seconds; see `requests`
@@ -54,7 +54,7 @@ RELEASE_SECONDS = 1.0  # delay before the memory is returned
 
 
 class Decoded(NamedTuple):
-    """A decoded photo: its size, the encoder's input, and its picture if it is drawn."""
+    """A decoded photo: its size, the encoder's input, and its picture if the response shows it."""
 
     size: tuple[int, int]
     prepared: Prepared
@@ -63,22 +63,23 @@ class Decoded(NamedTuple):
 
 Render = Callable[[Decoded, Sequence[Caption], Any], bytes]
 """A function that makes the body of a response from a photo, its captions and the request's
-options. If the response is a picture, the options have ``panel_size``, the largest size at which
-the photo is drawn."""
+options. If the response is a picture, the option ``panel_size`` is the largest side of the drawn
+photo."""
 
 
 class Service:
     """A service that captions the photos of requests, within limits."""
 
     def __init__(self, model: Captioner, options: ServeOptions) -> None:
-        """Start the threads."""
+        """Create the lanes and start their threads."""
         self.model, self.options = model, options
         self.metrics = Metrics(lambda: self.captions.waiting, lambda: self.in_flight)
         self.in_flight = 0  # slots that requests hold; most hold one
         self.leaving = False  # not ready, because the server shuts down
         self.draining = False  # new requests are rejected, because the server shuts down
         self._releasing: asyncio.TimerHandle | None = None
-        # Cost of a full batch. A wider or longer search gets smaller batches, which limits memory.
+        # Cost of a full batch. A search with more beams or steps gets smaller batches to limit
+        # memory.
         self._batch_cost = options.batch_size * CaptionRequest(model.options()).cost
         self._held: Counter[str] = Counter()  # slots by client
         self._several_held = 0  # slots of requests that hold more than one
@@ -108,9 +109,9 @@ class Service:
     def _release(self) -> None:
         """Return freed memory to the system soon, at most once per second.
 
-        Otherwise the process would keep the most memory that it ever used: 1.2 GB after an
-        explanation. Returning it after each request would slow down the next request, which has to
-        allocate it again.
+        Otherwise, the process would keep its peak memory: 1.2 GB after an explanation. Returning
+        memory after each request would slow down the next request, because that request would have
+        to allocate the memory again.
         """
 
         def release() -> None:
@@ -126,8 +127,8 @@ class Service:
 
         Args:
             request: The request, with options in its query and in its body.
-            model: The options that it may have, from `query_model`.
-            render: Renders the response.
+            model: The options that the request may set, from `query_model`.
+            render: Function that renders the response.
         """
         query = read_query(request.query_params, model)
         memory = check_headers(request, self.options, several=False)
@@ -153,7 +154,7 @@ class Service:
     async def decode(self, client: str, upload: Upload, side: int | None = None) -> Decoded:
         """Decode a photo and free its bytes, even if the request is cancelled meanwhile.
 
-        ``side`` is the longest side of the picture to keep, or None to keep no picture.
+        ``side`` is the longest side (pixels) of the picture to keep, or None to keep no picture.
         """
         try:
             with upload.data:
@@ -172,7 +173,7 @@ class Service:
             raise ImageError(message) from error
 
     def _decode(self, data: Any, side: int | None, *, large: bool = False) -> Decoded | None:
-        """Decode a photo, or return None if it is large and ``large`` is not set."""
+        """Decode a photo, or return None if the photo is large and ``large`` is false."""
         with suppress(ImageError):  # which open_image raises again
             if not large and header_work(data, USUAL_FORMATS) > LARGE_PIXELS:
                 return None
@@ -187,21 +188,21 @@ class Service:
         return Decoded(image.info["size"], self.model.prepare(image), picture)
 
     def wanted(self, options: Any) -> CaptionRequest:
-        """Return how to caption a photo with the options of a request."""
+        """Return the `CaptionRequest` for the options of a request."""
         return caption_request(self.model, options, self.options.max_cost)
 
     def lane(self, wanted: CaptionRequest) -> Lane:
-        """Return the lane for captions: a separate lane if they cost more than a batch."""
+        """Return the lane for a request, which is a separate lane if it costs more than a batch."""
         return self._costly if wanted.cost > self._batch_cost else self.captions
 
     def caption_photo(
         self, client: str, photo: Decoded, wanted: CaptionRequest
     ) -> asyncio.Future[list[Caption]]:
-        """Caption a photo in a batch with other photos, or on its own if it is costly."""
+        """Caption a photo in a batch with other photos, or alone if the request is costly."""
         return self.lane(wanted).submit(client, (photo.prepared, wanted))
 
     def _batch(self, first: Job, waiting: Iterable[Job]) -> list[Job]:
-        """Return the jobs that are captioned together, because they have equal options."""
+        """Return the jobs to caption in one batch, which all have the same options."""
         request = first.item[1]
         others = [job for job in waiting if job is not first and job.item[1].key == request.key]
         most = max(1, min(self.options.batch_size, self._batch_cost // request.cost))
@@ -230,7 +231,7 @@ class Service:
         return found
 
     async def received(self, work: Awaitable[T], what: str) -> T:
-        """Await a photo of a request, until the server shuts down."""
+        """Wait for the upload of a photo, until the time limit or the server's shutdown."""
         seconds = self.options.timeout
 
         def late() -> RequestError:
@@ -242,12 +243,12 @@ class Service:
     async def captioned(
         self, work: Awaitable[T], cost: int, request: Request | None = None, photos: int = 1
     ) -> T:
-        """Await captions, until the server shuts down or the client of the request leaves."""
+        """Wait for captions. Stop at the time limit, or if the server or the client leaves."""
         seconds = self.options.timeout
 
         def late() -> RequestError:
             problem = f"captioning took longer than {seconds:g} s"
-            why = f"the request costs {cost:,} steps of the decoder, or the server is busy"
+            why = f"the server is busy or the request is costly ({cost:,} steps of the decoder)"
             hint = "use a smaller beam_size, num_captions or max_length, or method=attention"
             message = f"{problem}, because {why}; {hint}, or try again"
             return RequestError(503, "time", message)
@@ -261,10 +262,11 @@ class Service:
 
     @contextmanager
     def slots(self, count: int, client: str) -> Iterator[None]:
-        """Hold some of the ``max_queue`` slots. Each slot stands for ``max_bytes`` of memory.
+        """Reserve some of the ``max_queue`` slots during the block.
 
-        Requests that need several slots share a quarter of all slots. A request that is alone may
-        need more slots than exist.
+        Each slot stands for ``max_bytes`` of memory. Requests that need several slots share a
+        quarter of all slots. If the server is otherwise idle, a request may need more slots than
+        exist.
         """
         if self.draining:
             raise closing()
@@ -294,7 +296,7 @@ class Service:
 
 
 async def disconnected(request: Request) -> NoReturn:
-    """Wait until the client disconnects, then raise an error that ends its request."""
+    """Wait until the client disconnects, then raise an error that ends the request."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
     raise client_closed()
@@ -306,13 +308,14 @@ async def within(
     work: Awaitable[T],
     *ends: Awaitable[NoReturn],
 ) -> T:
-    """Await work, and cancel it after some seconds or as soon as one of ``ends`` raises.
+    """Wait for work, and cancel it after a time limit, or as soon as one of ``ends`` raises.
 
     Args:
         seconds: Time limit, or None for no limit.
-        late: Returns the exception to raise after the time limit.
-        work: Returns the result.
-        ends: Raise an exception when the result is no longer wanted, and never return.
+        late: Function that returns the exception to raise after the time limit.
+        work: Awaitable that returns the result.
+        ends: Awaitables that never return, but raise an exception when the result is no longer
+            needed.
     """
     tasks = [asyncio.ensure_future(one) for one in (work, *ends)]
     try:

@@ -88,7 +88,7 @@ def test_outlines_of_named_objects(tiny, photo, tmp_path, attend) -> None:
     assert not same(tmp_path / "x.png", overlay(photo, explained))
 
     code, _, err = attend(*given, "the hat", to="y.png")
-    assert (code, "1.png: the caption names no object that" in err) == (OK, True)
+    assert (code, "1.png: no outlines are drawn, because" in err) == (OK, True)
 
 
 def test_a_word_that_one_photo_lacks_does_not_stop_the_others(tiny, tmp_path, attend) -> None:

@@ -257,7 +257,7 @@ def test_unsure_captions_are_marked_left_out_or_hedged(caption) -> None:
         else:
             assert other["captions"] == third["captions"] == [best]
     assert unsure == 2
-    assert f"left out {unsure} caption" in skipped[2]
+    assert f"{unsure} captions left out, because" in skipped[2]
 
     _, table, _ = caption("--min-confidence", least, "--format", "csv", "--num-captions", 2)
     rows = [(row["unsure"], bool(row["confidence"])) for row in csv.DictReader(table.splitlines())]
@@ -271,7 +271,7 @@ def test_unsure_captions_are_marked_left_out_or_hedged(caption) -> None:
         (["--temperature", "0.7"], "the model is calibrated for temperature 0.0; leave out temp"),
         (["--beam-size", "1"], "the model is calibrated for beam_size 2; leave out beam_size"),
         (["--banned-words", "dog"], "the model is calibrated for banned_words none"),
-        (["--format", "coco"], "marks captions only in text, JSON and CSV, but --format coco is"),
+        (["--format", "coco"], "--format coco cannot mark the unsure captions of --min-confidence"),
     ],
 )
 def test_options_without_a_confidence(caption, arguments, expected) -> None:

@@ -126,7 +126,7 @@ def test_how_to_continue_is_printed(photos, tmp_path, monkeypatch, caption) -> N
 
     code, _, err = caption(*arguments)  # by mistake, without --resume
     assert code == USAGE
-    assert "my captions.csv.resume has 9 photos of an earlier run; add --resume" in err
+    assert "my captions.csv.resume contains 9 photos from an earlier run; add --resume" in err
 
 
 def test_a_run_that_reads_standard_input_is_not_resumed(
@@ -235,7 +235,7 @@ def test_a_corrected_file_is_continued(name, options, photos, tmp_path, caption)
     new.rename(photos / "3.png")
     for _ in range(2):  # the second time, nothing is new
         code, _, err = caption(photos, "-o", target, "--resume")
-        assert (code, "kept as they are in the file" in err) == (OK, True)
+        assert (code, "the existing captions of" in err) == (OK, True)
         after = lines_of(target)
         assert after[: len(before)] == before
         assert len(after) == len(before) + 1
@@ -271,7 +271,7 @@ def test_replaced_photos_of_a_corrected_file(photos, tmp_path, caption) -> None:
 
     _, _, err = caption(*again)
 
-    assert f"{first['image']} changed after it was captioned, and its caption was kept; to" in err
+    assert f"{first['image']} has changed, but its caption may be edited and is kept; to" in err
     rows = list(csv.DictReader(target.read_text().splitlines()))
     assert (rows[0]["image"], rows[0]["caption"]) == (first["image"], "mine")
     assert rows[-1]["image"] == str(photos / "9.png")
@@ -284,7 +284,7 @@ def test_replaced_photos_of_a_corrected_file(photos, tmp_path, caption) -> None:
         ("x.csv", "file,text\na.png,a dog\n", "a column image is missing"),
         ("x.csv", "image,caption\na.png,a dog, a cat\n", "line 2 has more or fewer cells"),
         ("x.json", "[{", "cannot be continued as a json file"),
-        ("x.txt", "a poem: long\n", "no line begins with the name of one of these photos"),
+        ("x.txt", "a poem: long\n", "no line begins with the name of an input photo"),
     ],
 )
 def test_other_files_are_not_continued(name, content, expected, *, tiny, tmp_path, caption) -> None:

@@ -142,7 +142,7 @@ def test_invalid_names_in_a_list_are_reported_with_their_line(folder, caption):
 
 
 def test_patterns_are_expanded_and_photos_captioned_once(folder, caption):
-    problem = "captioner: holiday/*.jpg matches no file; check the pattern and the folder"
+    problem = "captioner: holiday/*.jpg matches no files; check the pattern and the folder"
     assert caption("holiday/*.png", "holiday/*.jpg") == (FAILED, ALL, [problem])
     assert caption("holiday", "holiday/1.png", "./holiday/2.png") == (OK, ALL, [])
     (folder / "-dash.png").touch()
@@ -196,7 +196,7 @@ def test_an_interrupted_run_is_continued(folder, attend, monkeypatch):
     assert (code, len(pictures(out))) == (INTERRUPTED, 2)
     assert "2 of 4 photos are finished" in notes[0]
     again = ("holiday", "-o", "out", "--skip-existing")
-    skipped = "captioner: {} of 4 photos already have a picture; skipped"
+    skipped = "captioner: {} of 4 photos were skipped, because they already have an output file"
     assert attend(*again) == (OK, ALL[2:], [skipped.format(2)])
     assert pictures(out) == pictures(whole)
     assert all((out / name).read_bytes() == (whole / name).read_bytes() for name in pictures(out))

@@ -108,7 +108,9 @@ def test_an_interrupted_job_is_continued(photos, tiny, caption, tmp_path, worker
     code, _, err = caption(*same)
 
     assert code == INTERRUPTED
-    assert "1 of 3 parts are finished; to continue, run the same command with --resume\n" in err
+    assert (
+        "1 of 3 output files are finished; to continue, run the same command with --resume\n" in err
+    )
     started = {"_job.json", "_parts.jsonl.gz", "part-00000.jsonl"}
     assert {path.name for path in out.iterdir()} == started
     first = (out / "part-00000.jsonl").stat().st_mtime_ns
@@ -128,7 +130,7 @@ def test_an_interrupted_job_is_continued(photos, tiny, caption, tmp_path, worker
     code, _, err = caption(*same, "--resume")
     assert (code, err) == (
         FAILED,
-        f"captioner: {out} is complete; to caption the photos again, add --force\n",
+        f"captioner: {out} is already complete; to caption the photos again, add --force\n",
     )
     assert caption(*same, "--resume", "--num-captions", 2)[0] == USAGE
     [new] = noise_photos(tmp_path / "new", ["new.png"])
@@ -176,7 +178,7 @@ def test_object_storage(  # noqa: PLR0917
 
     workers_here.stop_after = 1
     code, _, err = caption(*same)
-    assert (code, "1 of 3 parts are finished" in err) == (INTERRUPTED, True)
+    assert (code, "1 of 3 output files are finished" in err) == (INTERRUPTED, True)
     first = fs.info(f"{folder}/part-00000.jsonl")["LastModified"]
     workers_here.stop_after = None
     assert caption(*same, "--resume")[0] == FAILED  # two photos fail

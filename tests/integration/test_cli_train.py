@@ -49,14 +49,14 @@ def test_a_run_whose_best_model_gives_empty_captions_fails(
     untrained = ("training.lr=1e-12", "training.epochs=1", "--force")
     code, out, err = train(*untrained)
     assert code == FAILED
-    assert out == f"best CIDEr 0.0 in epoch 1: {tmp_path / 'run' / 'best'}\n"
+    assert out == f"the best model (CIDEr 0.0, epoch 1) is in {tmp_path / 'run' / 'best'}\n"
     assert err.splitlines()[-1] == (
         "captioner: the best model is of no use: all captions of the 4 validation photos are "
         "empty; raise training.epochs or training.lr, or set init_from"
     )
     code, out, err = run("caption", tmp_path / "photos" / "red.png", "--model", tmp_path / "run")
     assert (code, out) == (FAILED, "")
-    assert "red.png: the model writes an empty caption; add --min-length 1" in err
+    assert "red.png: the model wrote an empty caption; add --min-length 1" in err
     code, _, err = train(*untrained, "training.select=loss")
     assert (code, "are empty" in err) == (FAILED, True)
     with monkeypatch.context() as patch:  # it prints a traceback if a process fails
@@ -86,6 +86,8 @@ def test_resuming_a_finished_run_repeats_its_result(train: Train, tmp_path: Path
 def test_ctrl_c_prints_how_to_continue(train: Train, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(Trainer, "step", lambda *_: os.kill(os.getpid(), signal.SIGINT))
     code, _, err = train()
-    saved = f"captioner: the state is saved in {tmp_path / 'run'}; to continue, run the same"
+    saved = (
+        f"captioner: the training state is saved in {tmp_path / 'run'}; to continue, run the same"
+    )
     assert code == INTERRUPTED
     assert err.endswith(f"{saved} command with --resume\ncaptioner: interrupted\n")

@@ -177,7 +177,7 @@ def test_the_program_of_the_page_captions(resize, exported, tmp_path, monkeypatc
         ([], "is an exported model without weights; use the model folder"),
         (
             ["--web", "--int8", "--calibration", "x"],
-            "is already exported; with --int8, pass the model",
+            "is already exported; pass the original model folder",
         ),
     ],
 )

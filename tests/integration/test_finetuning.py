@@ -91,7 +91,7 @@ def test_data_and_images_prepare_and_train(own, capsys) -> None:
     [
         (
             ["captions.csv"],
-            "captions.csv contains captions, not settings; to train on it, run captioner train "
+            "captions.csv contains captions, not settings; to train on them, run captioner train "
             "--data captions.csv --images FOLDER --init-from shipped",
         ),
         (["photos/1.jpg"], "photos/1.jpg is not valid YAML: "),

@@ -98,7 +98,7 @@ def test_given_words_are_explained_and_drawn(
         options = ["--model", str(model), "--words", own, "-o", str(tmp_path / name)]
         assert main(["attend", photo(data, "red"), *options]) == 0
         assert (tmp_path / name).stat().st_size > 0
-        assert ("the font of pictures lacks letters" in capsys.readouterr().err) is warned
+        assert ("the font of pictures lacks some letters" in capsys.readouterr().err) is warned
     assert "只" in (tmp_path / "attention.svg").read_text(encoding="utf-8")
     captioner.overlay(photo(data, "red"), explained, only=["奔跑"])
 

@@ -152,7 +152,7 @@ def test_port_in_use_fails_before_the_model_is_loaded(capsys):
         port = taken.getsockname()[1]
         assert main(["serve", "--port", str(port), "--model", "missing"]) == FAILED
     err = capsys.readouterr().err
-    assert err.startswith(f"captioner: cannot listen on port {port} of 127.0.0.1: ")
+    assert err.startswith(f"captioner: the server cannot listen on port {port} of 127.0.0.1: ")
     assert main(["serve", "--host", "nowhere.invalid"]) == FAILED
     assert "nowhere.invalid" in capsys.readouterr().err
 

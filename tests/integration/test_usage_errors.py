@@ -18,13 +18,16 @@ SCORE = f"evaluate {REFERENCES} --results RESULTS"
 
 LINES = [
     # What is written, and where.
-    ("caption PHOTO -o x.jsonl --format json", "--format json does not fit -o x.jsonl; leave out"),
+    (
+        "caption PHOTO -o x.jsonl --format json",
+        "--format json does not match -o x.jsonl; leave out",
+    ),
     ("caption PHOTO -o x.xlsx", "-o x.xlsx has an unknown extension; use .txt, .json, "),
-    ("caption PHOTO -o new/x.csv", "the folder new does not exist; create it first (mkdir -p new)"),
-    ("caption PHOTO --resume", "--resume needs an output file to continue; add -o FILE"),
+    ("caption PHOTO -o new/x.csv", "the folder new does not exist; create it (mkdir -p new)"),
+    ("caption PHOTO --resume", "--resume continues an output file, but -o is not set; add -o FILE"),
     (
         "caption PHOTO --sidecar xmp -o x.csv --resume",
-        "--resume is only for -o FILE; use --skip-existing",
+        "--resume needs -o FILE; use --skip-existing",
     ),
     ("caption PHOTO --sidecar txt --num-captions 2", "--sidecar writes one caption per photo"),
     ("caption PHOTO --sidecar txt --existing replace-own", "does not work with --sidecar txt"),
@@ -46,11 +49,14 @@ LINES = [
     ("caption --from-file PHOTO", "1.png is a photo, not a list; leave out --from-file"),
     ("caption --from-file EMPTY", "empty.txt contains no names"),
     # Videos.
-    ("caption a.mp4 --every 0s", "--every is '0s'; use a time such as 5s or 2m, or shot"),
+    (
+        "caption a.mp4 --every 0s",
+        "--every is '0s'; use a time such as 5s or 2m, or the word 'shot'",
+    ),
     ("caption a.mp4 --every 1s --sidecar txt", "--sidecar is for photos"),
     ("caption a.mp4 --every 1s -o x.csv --resume", "--resume is for photos"),
     ("caption a.mp4 --every 1s --format coco", "coco is for photos"),
-    ("caption PHOTO --every 1s CAPTIONS -o x.vtt", "--format vtt is for one video, not 2"),
+    ("caption PHOTO --every 1s CAPTIONS -o x.vtt", "--format vtt supports one video, not 2"),
     ("caption a.mp4 --every 1s -o x.vtt --num-captions 2", "vtt writes one caption per photo"),
     ("caption a.mp4 -o x.vtt", "vtt is for videos; add --every 5s"),
     # Ray.
@@ -58,20 +64,26 @@ LINES = [
     ("caption PHOTOS --format parquet -o x", "parquet"),
     (
         "caption PHOTOS --engine ray -o x.jsonl",
-        "--engine ray writes a folder, not a file; set -o FOLDER",
+        "--engine ray writes a folder, not a file; use -o FOLDER",
     ),
     (
         "caption PHOTOS --engine ray -o x --format csv",
-        "--engine ray cannot write csv; set --format jsonl or parquet",
+        "--engine ray does not support --format csv; use --format jsonl or parquet",
     ),
     ("caption PHOTOS --engine ray -o x --sidecar txt", "--sidecar cannot be combined with --engi"),
     ("caption no*.tar --engine ray -o x", "no*.tar matches no file"),
     # Pictures.
-    ("attend PHOTO -o x.mp4", "cannot write .mp4; use a figure (.png, .jpg, .jpeg, .svg"),
+    (
+        "attend PHOTO -o x.mp4",
+        ".mp4 is not a supported output format; use a figure (.png, .jpg, .jpeg, .svg",
+    ),
     ("attend PHOTO -o x.gif --only dog --columns 2", "--only, --columns"),
     ("attend PHOTO --only dog --content-words", "--only and --content-words both choose the words"),
     ("attend PHOTO -o x.gif --num-captions 2", "one caption"),
-    ("attend PHOTO -o x.gif --method attention --method grad_cam", "shows one method"),
+    (
+        "attend PHOTO -o x.gif --method attention --method grad_cam",
+        "an animation shows a single model and method",
+    ),
     ("attend PHOTO -o x.html --coverage", "--coverage"),
     ("attend PHOTO -o x.png --combine max", "--only"),
     ("attend PHOTO -o x.png --format svg", "x.png"),
@@ -80,8 +92,8 @@ LINES = [
     ("attend PHOTO -o x.png --compare TWIN --num-captions 2", "--compare"),
     ("attend PHOTO -o x.png --words dog --no-guard-endings", "guard-endings"),
     ("attend PHOTO PHOTOS -o x.png", ".html"),
-    ("attend PHOTOS -o - --format gif", "cannot write 4 photos to one .gif"),
-    ("attend PHOTO -o x.npz --only dog", "--only: not supported for an archive of maps;"),
+    ("attend PHOTOS -o - --format gif", "one .gif file cannot show 4 photos"),
+    ("attend PHOTO -o x.npz --only dog", "an archive of maps does not support --only;"),
     # Scores and confidence; no photo is captioned before.
     ("evaluate", "or results to a file of captions"),
     ("evaluate --results RESULTS", "nothing to measure is set; add annotations"),
@@ -109,16 +121,16 @@ LINES = [
     ("calibrate --model MODEL --style coco", "--style is not an option here; use"),
     (f"{CALIBRATE} --styles x --styles y", "styles lists 2 names"),
     ("calibrate --model MODEL --judged X --objects X --images X", "objects needs reference"),
-    (f"{CALIBRATE} --diagram x.gif", "cannot write .gif as a figure; use .png"),
+    (f"{CALIBRATE} --diagram x.gif", "a figure cannot be saved as .gif (x.gif); use .png"),
     (f"{CALIBRATE} --check", "the model is not calibrated; run captioner"),
     # Models.
     ("export MODEL -o MODEL", "exists; add --force to replace it"),
-    ("export MODEL -o new --int8", "--int8 and --calibration need each other"),
-    ("export MODEL -o new --onnxruntime-web ort.tgz", "--onnxruntime-web is for --web"),
+    ("export MODEL -o new --int8", "--int8 and --calibration must be used together"),
+    ("export MODEL -o new --onnxruntime-web ort.tgz", "--onnxruntime-web needs --web"),
     ("serve --root-path captioner", "root_path is 'captioner'; use a path such as /captio"),
     ("serve --api-key-file missing", "api-key-file missing cannot be read (No such file"),
     # Training.
-    ("train PHOTOS", "is a folder, not a config file; to train on its photos, add"),
+    ("train PHOTOS", "is a folder, not a config file; to train on its photos, run"),
     ("train mine.yml", "mine.yml does not exist; use a YAML config file"),
     ("train --data PHOTOS", "contains no captions in a known layout"),
     ("train --data none.csv", "none.csv does not exist; use the file with the captions"),

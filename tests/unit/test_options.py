@@ -158,9 +158,9 @@ def test_two_options_are_refused_only_if_they_contradict() -> None:
     [
         ({"num_captions": 6}, ["num_captions is 6", "beam_size is 5", "temperature"]),
         ({"temperature": 0.5}, ["temperature 0.5", "beam_size 5", "num_captions"]),
-        ({"top_k": 5}, ["top_k 5", "set a temperature"]),
+        ({"top_k": 5}, ["top_k 5", "set temperature above 0"]),
         ({"beam_size": 4, "beam_groups": 3}, ["beam_groups is 3", "beam_size (4)"]),
-        ({"diversity": 3.0}, ["diversity 3.0", "set beam_groups"]),
+        ({"diversity": 3.0}, ["diversity is 3.0", "set beam_groups"]),
         ({"candidates": 1}, ["candidates is 1", "2 or more"]),
         ({"min_length": 20}, ["min_length is 20", "max_length is 20"]),
         ({"forced_words": "a b c", "max_length": 3}, ["forced_words has 3", "max_length is 3"]),

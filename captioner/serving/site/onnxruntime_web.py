@@ -1,8 +1,9 @@
-"""Get the files of onnxruntime-web, which runs a model in the browser.
+"""The files of onnxruntime-web, the npm package that runs a model in the browser.
 
-The package is pinned by version and content. It is downloaded once from the npm registry (33 MB).
-If npm is installed, npm downloads it, so that the user's settings apply (registry, proxy,
-credentials). captioner's wheel does not contain the package, because few exports are sites.
+The version and the content of the package are pinned. The package (33 MB) is downloaded once from
+the npm registry. If npm is installed, npm downloads it, so that the user's settings apply
+(registry, proxy, credentials). captioner's wheel does not contain the package, because few users
+export a site.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ INTEGRITY = (
     "sha512-q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZ"
     "ClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ=="
 )
-"""Digest of the package, as in the registry and in a package-lock.json."""
+"""Digest of the package, in the format of the registry and package-lock.json."""
 
 FILES = (
     "ort.wasm.min.mjs",
@@ -39,7 +40,7 @@ FILES = (
     "ort-wasm-simd-threaded.asyncify.mjs",
     "ort-wasm-simd-threaded.asyncify.wasm",
 )
-"""The files of the package's folder ``dist`` that a site needs."""
+"""The files in the package's folder ``dist`` that a site needs."""
 
 _URL = f"https://registry.npmjs.org/onnxruntime-web/-/onnxruntime-web-{VERSION}.tgz"
 _SECONDS = 300  # time limit of a download
@@ -49,8 +50,8 @@ def runtime_files(source: str | Path | None = None) -> dict[str, bytes]:
     """Return the content of ``FILES`` by name.
 
     Args:
-        source: Tarball of the package, or its folder, such as ``node_modules/onnxruntime-web``;
-            None: the cache folder, or otherwise the npm registry.
+        source: Tarball or folder of the package, such as ``node_modules/onnxruntime-web``. None:
+            use the cache folder, or download the package.
 
     Raises:
         ConfigError: The source is missing or has a different version, or the download fails.
@@ -64,16 +65,16 @@ def runtime_files(source: str | Path | None = None) -> dict[str, bytes]:
         if not source.is_dir():
             return _unpack(source.read_bytes())
         if f'"version": "{VERSION}"' not in (source / "package.json").read_text("utf-8"):
-            raise ConfigError(f"the version is not {VERSION}")
+            raise ConfigError(f"the version of the package is not {VERSION}")
         return {name: (source / "dist" / name).read_bytes() for name in FILES}
     except (OSError, ConfigError) as error:
-        hint = f"pass the tarball that npm pack {PACKAGE} writes, or the folder of that package"
+        hint = f"pass the tarball from npm pack {PACKAGE}, or the unpacked folder"
         why = first_line(error)
         raise ConfigError(f"--onnxruntime-web {source} cannot be used ({why}); {hint}") from error
 
 
 def cache_file() -> Path:
-    """Return the path of the cached package: below XDG_CACHE_HOME, by default ~/.cache."""
+    """Return the path of the cached package, in XDG_CACHE_HOME or else in ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "captioner" / f"onnxruntime-web-{VERSION}.tgz"
 
@@ -81,7 +82,7 @@ def cache_file() -> Path:
 def _unpack(tarball: bytes) -> dict[str, bytes]:
     digest = base64.b64encode(hashlib.sha512(tarball).digest()).decode()
     if f"sha512-{digest}" != INTEGRITY:
-        raise ConfigError(f"this is not {PACKAGE} (its SHA-512 differs)")
+        raise ConfigError(f"the file is not {PACKAGE}, because its SHA-512 differs")
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(tarball))) as archive:
         return {
             name: archive.extractfile(f"package/dist/{name}").read()  # type: ignore[union-attr]
@@ -104,6 +105,6 @@ def _download() -> bytes:
         return content
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(
-            f"cannot download {PACKAGE} ({first_line(error)}); run npm pack {PACKAGE} on a machine "
-            "with a network, and pass the file with --onnxruntime-web"
+            f"{PACKAGE} cannot be downloaded ({first_line(error)}); run npm pack {PACKAGE} "
+            "on a machine with a network, and pass the file with --onnxruntime-web"
         ) from error

@@ -1,17 +1,17 @@
 """Write an exported model as a static site that captions photos in the browser.
 
-The site shows the same page as ``captioner serve``. Instead of sending requests to a server, a
-worker runs the model with onnxruntime-web:
+The site shows the same page as ``captioner serve``, but a worker in the browser runs the model,
+with onnxruntime-web. The site consists of these files:
 
     index.html       the page, with the scripts and styles that it shares with the served page
     code/            the worker: photos, search, truth and confidence, in JavaScript (web/*.js)
     runtime/         onnxruntime-web
-    model/           config.json with all that the worker needs to know about the model; the graphs
+    model/           config.json, with all facts about the model that the worker needs; the graphs
     sw.js            the service worker: offline use, isolation, security headers
     manifest.json    makes the site installable
     icons/
 
-Graphs and WebAssembly are stored compressed, because many hosts would send them uncompressed.
+Graphs and WebAssembly are stored compressed, because many hosts do not compress them.
 """
 
 from __future__ import annotations
@@ -76,15 +76,16 @@ _WORTH = (
     *("WEIGHT", "WHOLE_WEIGHT", "WHOLE_CERTAINTY", "PLAUSIBLE", "PENALTY"),
     *("LEAST_WORTH", "ENOUGH", "TOO_SHORT", "ENDING_GAIN", "SURE_ENDING", "WIDE_SHARE"),
 )
-"""Constants of ``search.worth`` that the page's search uses."""
+"""Names of constants in ``search.worth`` that the page's search uses."""
 _OF_FEATURES = ("weights", "mean", "scale", "lowest", "highest")
-"""Fields of ``Calibrator`` with one number per feature."""
+"""Names of fields of ``Calibrator`` that have one number per feature."""
 
 
 class Site(NamedTuple):
-    """Sizes of a site: the number of files, and megabytes if the host compresses texts.
+    """The size of a site: the number of files, and the megabytes that visitors download.
 
-    ``first_load`` is transferred on the first visit, and ``gpu`` when the reader chooses the GPU.
+    ``first_load`` is downloaded on the first visit, and ``gpu`` when the visitor chooses the GPU.
+    Both assume a host that compresses text files.
     """
 
     files: int
@@ -95,7 +96,7 @@ class Site(NamedTuple):
 def write_site(folder: str | Path, output: str | Path, runtime: Mapping[str, bytes]) -> Site:
     """Write the site of an exported folder.
 
-    An existing output folder is replaced once the new one is complete.
+    An existing output folder is replaced when the new folder is complete.
 
     Args:
         folder: The exported folder.
@@ -140,7 +141,7 @@ def write_site(folder: str | Path, output: str | Path, runtime: Mapping[str, byt
         data={"device": device, "maxBeam": MAX_BEAM},
         head=asset(_WEB / "head.html").splitlines(),
     )
-    # The policy allows only the page's own files, and no other host.
+    # The policy allows only the page's own files, and no requests to other hosts.
     rules = policy(page, connect="'self'", scripts="'self' 'wasm-unsafe-eval'", images="'self'")
     rules += "; worker-src 'self' blob:; manifest-src 'self'"
     files["index.html"] = with_policy(page, rules).encode()
@@ -162,19 +163,20 @@ def check_search(model: StoredModel) -> None:
     options = model.search
     if options.certainty and not _has_truth(model):
         raise ConfigError(
-            f"the model's search default certainty is {options.certainty}, but the model has no "
-            "calibrated reading of the photo; run captioner calibrate"
+            f"the model's search default certainty is {options.certainty}, but the model "
+            "cannot tell which words are true of a photo; run captioner calibrate"
         )
     for name in changed(options):
         if name in marked(SearchOptions, Role.NOT_IN_BROWSER):
             raise ConfigError(
-                f"the model's search default {name} is {getattr(options, name)!r}, which the page "
-                "does not support; export a copy of the model without it in config.json"
+                f"the model's search default {name} is {getattr(options, name)!r}, but the "
+                f"page does not support {name}; export a copy of the model without {name} in "
+                "config.json"
             )
 
 
 def site_config(model: StoredModel) -> dict[str, Any]:
-    """Return all that the page's JavaScript needs to know about a model."""
+    """Return all facts about a model that the page's JavaScript needs."""
 
     def some(source: Any, *names: str) -> dict[str, Any]:
         return {name: getattr(source, name) for name in names}
@@ -220,9 +222,9 @@ def site_config(model: StoredModel) -> dict[str, Any]:
 
 
 def worth_config(grammar: Grammar | None, wide: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Return the constants and tables for the worth of words in the page's search.
+    """Return the constants and tables of ``search.worth`` that the page's search uses.
 
-    See ``search.worth``.
+    The worth of a word decides whether the search adds it to a caption.
     """
     constants = {name.lower(): getattr(worth, name) for name in _WORTH}
     counted = grammar and {
@@ -235,7 +237,11 @@ def worth_config(grammar: Grammar | None, wide: Sequence[Sequence[int]]) -> dict
 
 
 def reading_rows(rows: NDArray[np.int64], stems: int) -> list[int]:
-    """Return each token's index in the truths of the stems, of unknown and of function words."""
+    """Return, for each token, its index in the page's table of truth probabilities.
+
+    The table has one entry per word stem, then one entry for all unknown words and one for all
+    function words.
+    """
     unknown = np.where(rows == worth.UNKNOWN_WORD, stems, rows)
     found: list[int] = np.where(rows == worth.FUNCTION_WORD, stems + 1, unknown).tolist()
     return found
@@ -271,11 +277,12 @@ def _function_words(vocabulary: Vocabulary) -> list[int]:
 
 
 def _confidence(model: StoredModel) -> dict[str, Any] | None:
-    """Return the numbers of the confidence, or None if the page does not show it."""
+    """Return the numbers that compute the confidence, or None if the page does not show it."""
     calibrator = model.calibrator
     if calibrator is None:
         return None
-    # The page may change these options, and then decides itself whether to show the confidence.
+    # The page may change these options. If it does, it decides itself whether to show the
+    # confidence.
     fitted = {name: calibrator.search[name] for name in ("beam_size", "certainty")}
     options = replace(model.search, num_captions=1, **fitted)
     if no_confidence(calibrator, options, model.vocabulary.styles) is not None:
@@ -298,7 +305,7 @@ def _familiarity(calibrator: Calibrator | None) -> dict[str, Any] | None:
 
 
 def _short(values: NDArray[np.float32]) -> list[float]:
-    """Return 32-bit numbers with no more digits than they need."""
+    """Return 32-bit numbers in their shortest decimal form."""
     return [float(str(value)) for value in values.astype(np.float32)]
 
 
@@ -319,7 +326,7 @@ def _compressed(content: bytes) -> bytes:
 
 
 def _transferred(files: Mapping[str, bytes]) -> float:
-    """Return the megabytes sent by a host that compresses texts."""
+    """Return the megabytes that a host sends if it compresses text files."""
     sent = (
         content if name.endswith((_COMPRESSED, ".png")) else _compressed(content)
         for name, content in files.items()

@@ -113,14 +113,14 @@ def test_settings_are_listed_as_they_are_written(capsys) -> None:
 
 
 ERRORS = [
-    ("caption a.jpg --beam 3", "unknown option --beam; did you mean --beam-"),
+    ("caption a.jpg --beam 3", "--beam is an unknown option; did you mean --beam-"),
     ("info --modle x", "did you mean --model? (see captioner info --help)"),
-    ("train --epochs 3", "unknown option --epochs; did you mean training.epochs?"),
+    ("train --epochs 3", "--epochs is an unknown option; did you mean training.epochs?"),
     ("caption a.jpg --beam-size 0", "--beam-size is '0'; use an integer >= 1"),
     ("caption a.jpg --beam-size", "--beam-size needs a value"),
     ("caption a.jpg --format xml", "--format is 'xml'; use text, json, jsonl, csv"),
-    ("caption a.jpg --num-captions 9", "num_captions is 9, but beam_size is 3; use at most"),
-    ("caption", "no photos were named; pass files or folders, - for standard"),
+    ("caption a.jpg --num-captions 9", "num_captions is 9, but beam_size is 3; raise beam_size"),
+    ("caption", "no photos were passed; pass files or folders, - for standard"),
     ("train training.lrr=1", "unknown setting training.lrr; did you mean training.lr?"),
     ("train lr=1", "unknown setting lr; did you mean training.lr?"),
     ("train training.batch-size=4", "did you mean training.batch_size?"),
@@ -130,7 +130,7 @@ ERRORS = [
     ("train --training.lr 1e-4", "is a setting, not an option; write training.lr=1e-4"),
     ("train --training.batch-size=4", "not an option; write training.batch_size=4"),
     ("prepare features -o x data.imges=a", "did you mean data.images?"),
-    ("train a.yaml b.yaml", "'b.yaml' is a second config file; pass one config file"),
+    ("train a.yaml b.yaml", "'b.yaml' is a second config file; pass one file"),
     ("prepare dataset", "missing arguments: -o/--output"),
     (
         "prepare datset",

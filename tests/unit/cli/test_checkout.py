@@ -44,8 +44,8 @@ def test_an_edited_checkout_is_named_once(edit, checkout, capsys) -> None:
     out, err = capsys.readouterr()
     assert out == f"captioner {captioner.__version__} from {RUNNING}\n"
     assert err == (
-        f"captioner: the code in {checkout / 'captioner'} differs from the package that runs, "
-        f"{RUNNING}; to run the code here, install it with `pip install -e .` or use "
+        f"captioner: the code in {checkout / 'captioner'} differs from the running package in "
+        f"{RUNNING}; to run the code here, use `pip install -e .` or "
         "`python -m captioner`\n"
     )
 

@@ -70,13 +70,13 @@ async def test_limit_of_json_responses(serve, monkeypatch):
     given = images(*photos(4))
     response = await open_batch(server, given).response()
     assert response.status == 413
-    assert "more than 3 photos" in response.error
+    assert "at most 3 photos" in response.error
     assert "Accept: application/x-ndjson" in response.error
     assert len(lines((await open_batch(server, given, **LINES).response()).body)) == 4
     monkeypatch.setattr(batch_endpoint, "MAX_RESULTS", 200)
     response = await open_batch(server, images(*photos(3))).response()
     assert response.status == 413
-    assert "more than 200 bytes" in response.error
+    assert "at most 200 bytes" in response.error
     assert server.service.in_flight == 0
 
 
@@ -211,7 +211,7 @@ async def test_errors_of_the_whole_request(serve):
     server = await serve()
     for form, message in {
         parts(file(png(), "photos"))[0]: "needs a file field named image, but it has photos",
-        parts(option("num_captions", "9"), file(png()))[0]: "beam_size is 2; use at most",
+        parts(option("num_captions", "9"), file(png()))[0]: "beam_size is 2; raise beam_size",
     }.items():
         response = await open_batch(server, (form, parts()[1]), **LINES).response()
         assert response.status == 422
@@ -220,5 +220,5 @@ async def test_errors_of_the_whole_request(serve):
     first, last = lines((await open_batch(server, form, **LINES).response()).body)
     assert (first["index"], first["status"], last["status"]) == (0, 200, 422)
     assert "index" not in last
-    assert "beam_size comes after a photo; put options before the photos" in last["error"]
+    assert "beam_size comes after a photo; put the options before the photos" in last["error"]
     assert server.service.in_flight == 0

@@ -256,7 +256,7 @@ async def test_cost_and_deadline(serve, model):
     model.gate.clear()
     response = await ask(await serve(timeout=0.05), "/api/v1/vision/caption")
     assert response.json["code"] == 503
-    assert "the request costs 12 steps of the decoder" in response.json["error"]
+    assert "the request is costly (12 steps of the decoder)" in response.json["error"]
 
 
 async def test_any_content_type_and_prefix(serve):
@@ -287,10 +287,14 @@ async def test_what_is_refused(serve):
         (photo | {"n": 2}, 400, "n is not supported"),
         (photo | {"model": "captioner:coco2"}, 404, "'captioner:coco2' was not found"),
         ({"prompt": "Hello"}, 400, "the request has 0 photos; send 1 to"),
-        ({"prompt": "x", "url": "https://example.org/1"}, 400, "URLs are not fetched; send the"),
-        ({"messages": content("https://example.org/a.jpg")}, 400, "URLs are not fetched"),
+        (
+            {"prompt": "x", "url": "https://example.org/1"},
+            400,
+            "the server does not fetch URLs; send the",
+        ),
+        ({"messages": content("https://example.org/a.jpg")}, 400, "the server does not fetch URLs"),
         ({"images": [text(b"no photo")]}, 415, "the photo"),
-        ({"images": [5]}, 422, "the photo is not valid base64 (5)"),
+        ({"images": [5]}, 422, "the photo is not valid base64 (it starts with 5)"),
         ({"messages": content("data:,x")}, 422, "base64"),
         ({"messages": [None]}, 400, malformed),
         ({"messages": {"content": ""}}, 400, malformed),

@@ -49,7 +49,7 @@ async def test_a_request_has_one_host(serve):
         scope |= {"query_string": b"", "headers": hosts, "client": ("127.0.0.1", 1)}
         response = await Exchange(server.app, scope).send(b"").response()
         assert response.status == status, (hosts, version)
-        assert status == 200 or "Host headers; send one" in response.error
+        assert status == 200 or "Host headers; send exactly one" in response.error
 
 
 FORWARDED = ({"x-forwarded-for": "192.0.2.1"}, {"forwarded": "for=192.0.2.1"}, {"via": "1.1 x"})
@@ -93,7 +93,10 @@ async def test_cross_origin_requests_are_refused(serve, model, allowed):
             exchange = server.open(verb=verb, headers={"host": "localhost:8000"} | headers)
             response = await exchange.response()
             assert (response.status, exchange.read) == (403, 0), headers
-            assert "own page, or start the server with --allow-origin" in response.error
+            assert (
+                "use the page of this server, or start the server with --allow-origin"
+                in response.error
+            )
             assert "access-control-allow-origin" not in response.headers
     assert await server.metric('captioner_refused_total{reason="origin"}') == 2 * len(foreign)
     for own in ("http://localhost:8000", "https://LOCALHOST:8000"):  # behind a TLS proxy
@@ -294,7 +297,7 @@ async def test_every_endpoint_for_photos_needs_a_key_and_the_schema_says_so(serv
 
 def test_invalid_key_files(tmp_path):
     for text, problem in {
-        "": "has no keys; write lines of the form NAME KEY",
+        "": "has no keys; write one line NAME KEY per key",
         f"alice {ALICE}\nSECRET-0123456789abcdef": "line 2 is invalid; write a name",
         "alice SECRET": "line 1 is invalid",
     }.items():

@@ -126,7 +126,9 @@ async def test_costly_requests_are_refused_or_worked_on_beside_others(serve, mod
     server = await serve(max_cost=500)
     response = await server.post(png(), beam_size=11, max_length=50).response()
     assert (response.status, server.model.batches) == (422, [])
-    assert "would cost 550 steps of the decoder; the limit is 500; use a smaller" in response.error
+    assert (
+        "would cost 550 steps of the decoder, but the limit is 500; use a smaller" in response.error
+    )
     model.held = 10  # a search of this width waits for the gate
     model.gate.clear()
     costly = server.post(png((9, 9, 9)), beam_size=10, max_length=50)
@@ -180,7 +182,7 @@ async def test_internal_error_does_not_leak_its_message(serve, model, caplog):
     server = await serve()
     response = await server.post(png(BAD)).response()
     assert response.status == 500
-    assert response.error == "the server made an error; see its log"
+    assert response.error == "the server failed unexpectedly; look in its log for this request id"
     assert response.headers["x-content-type-options"] == "nosniff"
     assert server.service.in_flight == 0
     assert (await server.post(png()).response()).status == 200  # the server still works

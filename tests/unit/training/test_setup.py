@@ -185,7 +185,7 @@ def test_sharpened_attention_multiplies_the_scores(configure: Any, tmp_path: Pat
 def test_sharpened_attention_is_refused_for_other_scores(configure: Any, tmp_path: Path):
     first = stage_of(configure, tmp_path / "first", attention="general")
     given = configure(init_from=str(first), training={"sharpen_attention": 1.5})
-    with pytest.raises(ConfigError, match=r"sharpen_attention is for .* not general"):
+    with pytest.raises(ConfigError, match=r"sharpen_attention supports .* not general"):
         build_config(given)
 
 

@@ -18,7 +18,7 @@ const underway = new Set(); // files that are being kept
 /** Fetch a file and keep it; throws if the file does not belong to this version. */
 async function keep(name) {
   const response = await fetch(new URL(name, SCOPE), { cache: "no-cache" });
-  if (!response.ok || !(await store(name, response))) throw new Error(`${name} is not of this version`);
+  if (!response.ok || !(await store(name, response))) throw new Error(`${name} does not belong to this version`);
 }
 
 async function store(name, response) {

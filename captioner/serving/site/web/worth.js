@@ -22,7 +22,7 @@ export class Rewards {
     this.notEnding = new Set(grammar?.not_ending);
   }
 
-  /** Give each wide word the probability of all words that it covers, unless one of them is said. */
+  /** Add to each wide word the probability of the words that it covers, unless the caption contains one. */
   widen(logProbs, tokens) {
     for (const group of this.wide) {
       if (tokens.some((word) => group.includes(word))) continue;

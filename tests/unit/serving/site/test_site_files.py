@@ -127,7 +127,7 @@ def test_the_confidence_is_left_out_where_it_does_not_apply(exported, tmp_path) 
 
 def test_a_certainty_needs_a_reading(tmp_path) -> None:
     exported = write_exported(tmp_path / "exported", certainty=0.5)
-    with pytest.raises(ConfigError, match="no calibrated reading of the photo"):
+    with pytest.raises(ConfigError, match="cannot tell which words are true"):
         site_of(exported)
 
 
