@@ -1,8 +1,8 @@
-"""Request each external link in README, docs and the other pages, and list the broken ones.
+"""Request each external link on all pages of documentation, and list the broken links.
 
     python scripts/check_links.py
 
-The exit code is 1 if a link is broken. Links within the site are checked when it is built.
+The exit code is 1 if a link is broken. Links within the site are checked when the site is built.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOCAL = ("http://127.0.0.1", "http://localhost")
 
 
 def links() -> dict[str, set[str]]:
-    """Return the external links, each with the pages that contain it."""
+    """Return each external link with the pages that contain it."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for page in (page for pattern in PAGES for page in ROOT.glob(pattern)):
         for link in URL.findall(page.read_text("utf-8")):
@@ -31,7 +31,7 @@ def links() -> dict[str, set[str]]:
 
 
 def problem(link: str) -> str | None:
-    """Request a link, and return the problem with it, or None if it works."""
+    """Request a link, and return the problem, or None if the link works."""
     request = urllib.request.Request(link, method="HEAD", headers={"User-Agent": "Mozilla/5.0"})
     try:
         with urllib.request.urlopen(request, timeout=30):
@@ -44,7 +44,7 @@ def problem(link: str) -> str | None:
 
 
 def main() -> int:
-    """Print the broken links, each with the pages that contain it."""
+    """Print each broken link with the pages that contain it."""
     failures = [(link, pages, problem(link)) for link, pages in links().items()]
     for link, pages, failure in failures:
         if failure:

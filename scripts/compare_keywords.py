@@ -1,19 +1,19 @@
-"""Compare keywords from the reading of the photo, from sampled captions, and from one caption.
+"""Compare keywords from the model's reading, from sampled captions, and from one caption.
 
     python scripts/compare_keywords.py --annotations COCO/captions_val.json --images COCO/val \
         --annotations data/flickr8k/captions_val.json --images FLICKR8K/images \
         --instances COCO128/annotations/instances.json --instance-photos COCO128/images \
         --labels COCO/captions_train.json --label-photos COCO/train
 
-A keyword is right if a reference caption of the photo contains it. The score of a keyword from
-samples is the share of 64 sampled captions that contain it. One scale and
-one shift for all words calibrate these scores. They are fitted on one half of the photos and
-applied to the other half.
+The reading is the layer of the model that predicts which words people use about a photo. A keyword
+is right if a reference caption of the photo contains it. The score of a keyword from samples is the
+share of 64 sampled captions that contain it. A scale and a shift, shared by all words, calibrate
+these scores. They are fitted on one half of the photos and applied to the other half.
 
---instances adds a comparison with instance masks: keywords that name a category of COCO are
-compared with the annotated categories, and their maps with the masks. --labels adds a comparison on
-2,000 photos with one caption. It uses the entry ``"labels"`` of each image, which lists numbers of
-COCO's categories 1 to 19.
+--instances adds a comparison with annotated objects. Keywords that name a category of COCO are
+compared with the annotated categories, and their maps are compared with the masks. --labels adds a
+comparison on 2,000 photos with one caption each. It uses the entry ``"labels"`` of each image, a
+list of category numbers from 1 to 19, as in COCO.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ Labels = NDArray[np.bool_]
 
 
 def main() -> None:
-    """Compare the keywords on each set of photos and print the figures."""
+    """Compare the sources of keywords on each set of photos, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--annotations", action="append", default=[])
     parser.add_argument("--images", action="append", default=[])
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def of_groups(mentioned: Sequence[Set[str]], groups: Sequence[Set[str]]) -> Labels:
-    """Return whether each photo mentions a word of each group, (N, K)."""
+    """Return for each photo whether it mentions a word in each group, (N, K)."""
     return np.array([[not group.isdisjoint(there) for group in groups] for there in mentioned])
 
 
@@ -93,7 +93,7 @@ def platt(odds: Floats, labels: Labels) -> tuple[float, float]:
 
 
 def cross_calibrated(odds: Floats, labels: Labels) -> Floats:
-    """Return probabilities, (N, K), each half of the photos calibrated on the other half."""
+    """Return probabilities, (N, K). Each half of the photos is calibrated on the other half."""
     half = np.random.default_rng(0).permutation(len(odds)) % 2
     probabilities = np.zeros(odds.shape)
     for part in (0, 1):
@@ -107,13 +107,16 @@ def measure(probabilities: Floats, labels: Labels) -> dict[str, float]:
 
     Args:
         probabilities: Probability of each word for each photo, (N, K).
-        labels: Whether the word is right for the photo, (N, K).
+        labels: True where the word is right for the photo, (N, K).
 
     Returns:
-        ``photos`` and ``words``, their numbers; ``mean_average_precision`` of the words that are
-        right for 10 photos or more; ``keywords``, the number per photo with a probability of
-        ``MIN_PROBABILITY`` or more, and their ``precision``, ``recall`` and ``calibration_error``;
-        ``precision_at_8`` and ``recall_at_8`` of the eight most probable words.
+        A dictionary with these entries:
+
+        - ``photos`` and ``words``: the numbers of photos and words.
+        - ``mean_average_precision``: the mean over the words that are right for 10 photos or more.
+        - ``keywords``: the number per photo with a probability of ``MIN_PROBABILITY`` or more.
+        - ``precision``, ``recall`` and ``calibration_error``: measured on these keywords.
+        - ``precision_at_8`` and ``recall_at_8``: measured on the eight most probable words.
     """
     common = np.flatnonzero(labels.sum(axis=0) >= 10)
     kept = probabilities >= MIN_PROBABILITY
@@ -136,14 +139,14 @@ def measure(probabilities: Floats, labels: Labels) -> dict[str, float]:
 
 
 def average_precision(scores: Floats, labels: Labels) -> float:
-    """Return the average precision of one word: rank the photos, take the precision at each hit."""
+    """Return the average precision of one word: the mean of the precision at each right photo."""
     ranked = labels[np.argsort(-scores, kind="stable")]
     hits = ranked.cumsum() / np.arange(1, len(ranked) + 1)
     return float(hits[ranked].mean())
 
 
 def compare(model: Captioner, annotations: str, images: str) -> None:
-    """Print the figures of each source of keywords on photos with reference captions."""
+    """Print the figures for each source of keywords, on photos with reference captions."""
     words = model.stored.reading
     assert words is not None
     table, rows = read_words(WORDS), {word: row for row, word in enumerate(words.keywords)}
@@ -200,11 +203,13 @@ def compare(model: Captioner, annotations: str, images: str) -> None:
     ranked = labels.ravel()[np.argsort(-results["reading"].ravel())]
     hits = ranked.cumsum()
     as_precise = np.flatnonzero(hits / np.arange(1, len(hits) + 1) >= labels[alone].mean()).max()
-    print(f"recall of the reading, as precise as the caption: {hits[as_precise] / hits[-1]:.3f}")
+    print(
+        f"recall of the reading at the precision of the caption: {hits[as_precise] / hits[-1]:.3f}"
+    )
 
 
 def compare_with_masks(model: Captioner, instances: str, folder: str) -> None:
-    """Print precision and recall of named categories, and the agreement of maps with masks."""
+    """Print precision and recall for named categories, and how well maps agree with masks."""
     known = read_instances(Path(instances))
     ids = {Path(one["file_name"]).name: image_id for image_id, one in known.images.items()}
     photos = [path for path in sorted(Path(folder).iterdir()) if path.name in ids]
@@ -223,7 +228,7 @@ def compare_with_masks(model: Captioner, instances: str, folder: str) -> None:
 
 
 def compare_with_labels(model: Captioner, labels: str, folder: Path) -> None:
-    """Print precision and recall of COCO's categories 1 to 19 on photos with labels."""
+    """Print precision and recall for COCO's categories 1 to 19, on photos with labels."""
     content = json.loads(Path(labels).read_text(encoding="utf-8"))
     counts = Counter(one["image_id"] for one in content["annotations"])
     images = [one for one in content["images"] if one.get("labels") and counts[one["id"]] == 1]
@@ -244,10 +249,11 @@ def compare_categories(
     Args:
         captions: A caption for each photo.
         annotated: The categories that are annotated in each photo.
-        known: The only categories that count, or None if all count.
+        known: The categories that count, or None if all categories count.
 
     Returns:
-        The captions as ``caption``, and their keywords in the form of captions as ``keywords``.
+        A dictionary with the captions (``caption``) and with their keywords in the form of captions
+        (``keywords``).
     """
     words = {image_id: _apart(one.of_keywords()) for image_id, one in captions.items()}
     groups = {"caption": dict(captions), "keywords": words}
@@ -264,7 +270,10 @@ def compare_categories(
 
 
 def _apart(keywords: Caption) -> Caption:
-    """Return keywords with a comma after each, so that "toilet" and "bowl" are not one name."""
+    """Return the keywords with a comma after each, so that two keywords do not form one name.
+
+    For example, "toilet" and "bowl" must not count as "toilet bowl".
+    """
     words = [part for word in keywords.words for part in (word.replace(" ", "-"), ",")]
     twice = {name: np.repeat(getattr(keywords, name), 2, axis=0) for name in ("alphas", "gates")}
     return replace(keywords, words=tuple(words), **twice)

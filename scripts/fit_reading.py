@@ -1,21 +1,23 @@
-"""Train a model's reading of photos, and count the grammar of its training captions.
+"""Train the reading of a model, and count word sequences in its training captions.
 
     python scripts/fit_reading.py runs/mine --train captions_train.json --val captions_val.json \
         --images photos/ [--words FILE] --features FOLDER -o mine_read/
 
-The encoder and the decoder do not change. The network of ``model.reading`` is trained in two stages
-to predict, for each word:
+The reading (``model.reading``) is a small network that predicts which words people use about a
+photo. The encoder and the decoder do not change. The reading is trained in two stages to predict,
+for each word:
 
     1   on all training photos: the share of a photo's captions that contain the word
-    2   on photos with five or more captions: whether any of them contains the word
+    2   on photos with five or more captions: whether any caption contains the word
 
-So the probability of a word is the probability that at least one of five people says it.
-``captioner calibrate`` then turns the probabilities into truths. Annotated objects were also tried
-as true words in the second stage, but captions then name more things that nobody mentions.
+So the result is the probability that at least one of five people uses the word. ``captioner
+calibrate`` turns it into the probability that the word is true of the photo. Training the second
+stage on annotated objects was tried too, but captions then named more things that nobody mentions.
 
-The photos of --val are not used for training. The keywords are measured on the photos of --val with
-five or more captions. --features is a folder for the encoder's features. They take 256 kB per photo
-for the shipped encoder. An interrupted run continues with the photos that have no features yet.
+The photos of --val are not used for training. Keywords are measured on photos of --val that have
+five or more captions. --features is a folder for the encoder's features: 256 kB per photo with the
+shipped encoder. After an interruption, run the command again. It continues with the photos that
+have no features yet.
 
 Source of the method: see ``model.reading``. Notation: N photos, S stems, K keywords.
 """
@@ -75,7 +77,7 @@ class Stage(NamedTuple):
     rate: float
     """Peak learning rate."""
     regions: float
-    """Share of the regions that a step uses. They are chosen at random for each batch."""
+    """Share of the regions that a step uses. The regions are chosen at random for each batch."""
 
 
 STAGES = Stage(2, 128, 1e-3, 0.5), Stage(5, 64, 5e-4, 1.0)
@@ -84,10 +86,10 @@ CLIP_NORM = 5.0
 
 
 class Counted(NamedTuple):
-    """The words in the captions of N photos."""
+    """The word stems in the captions of N photos."""
 
     counts: NDArray[np.uint8]
-    """Number of captions of each photo that contain each stem, (N, S)."""
+    """Number of a photo's captions that contain a stem, (N, S)."""
     captions: NDArray[np.uint8]
     """Number of captions of each photo, (N,)."""
 
@@ -120,19 +122,28 @@ def main() -> None:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", help="model or run folder")
-    parser.add_argument("--train", action="append", required=True, help="training captions (COCO)")
-    parser.add_argument("--val", action="append", required=True, help="captions of other photos")
+    parser.add_argument("model", help="model folder or run folder")
+    parser.add_argument(
+        "--train", action="append", required=True, help="captions (COCO) for training"
+    )
+    parser.add_argument(
+        "--val",
+        action="append",
+        required=True,
+        help="captions (COCO) of photos that are not used for training",
+    )
     parser.add_argument("--images", action="append", required=True, help="folder with the photos")
     parser.add_argument("--features", required=True, help="folder for the encoder's features")
-    parser.add_argument("--words", type=Path, default=WORDS, help="list of keywords")
-    parser.add_argument("--force", action="store_true", help="replace the model's reading")
-    parser.add_argument("-o", "--output", required=True, help="model folder to write")
+    parser.add_argument("--words", type=Path, default=WORDS, help="file with the list of keywords")
+    parser.add_argument(
+        "--force", action="store_true", help="replace a reading that the model already has"
+    )
+    parser.add_argument("-o", "--output", required=True, help="write the model to this folder")
     return parser.parse_args()
 
 
 def encode(model: CaptionModel, photos: Sequence[Example], folder: str) -> FeatureCache:
-    """Encode the photos that are not in a folder of features yet, and print errors of photos."""
+    """Encode the photos that have no features in the folder yet, and report failed photos."""
     preprocessing = model.preprocessing
     key = feature_fingerprint(model.encoder, preprocessing, dtype="float16", precision="fp32")
     run = torch.inference_mode()(model.encode)
@@ -150,10 +161,10 @@ def encode(model: CaptionModel, photos: Sequence[Example], folder: str) -> Featu
 
 
 def read_words(path: Path) -> Phrases:
-    """Read a list of keywords. Each line has a keyword and then the words that count as it.
+    """Read a list of keywords. Each line contains a keyword, then the words that count as it.
 
     Raises:
-        ConfigError: The file cannot be read, or a word is in two lines.
+        ConfigError: The file cannot be read, or two lines contain the same word.
     """
     table: dict[tuple[str, ...], str | None] = {}
     for line in read_input(path, "a list of words").decode().splitlines():
@@ -171,10 +182,10 @@ def read_words(path: Path) -> Phrases:
 
 
 def keywords_of(table: Phrases, stems: Sequence[str]) -> dict[str, tuple[tuple[str, ...], ...]]:
-    """Return, for each keyword, the phrases that count as it, as tuples of stems.
+    """Return, for each keyword, the phrases that count as this keyword, as tuples of stems.
 
-    Phrases with a stem that the reading does not contain are left out, and so are keywords without
-    any phrase.
+    A phrase is left out if the reading lacks one of its stems. A keyword is left out if it has no
+    phrases.
     """
     known, found = set(stems), dict[str, dict[tuple[str, ...], None]]()
     for phrase, keyword in table.items():
@@ -197,7 +208,7 @@ def count(photos: Sequence[Example], stems: Sequence[str]) -> Counted:
 
 
 def grammar_of(photos: Sequence[Example], vocabulary: Vocabulary) -> Grammar | None:
-    """Count the grammar of the captions, or return None if tokens are parts of words."""
+    """Count word sequences in the captions, or return None if tokens are parts of words."""
     if vocabulary.subwords is not None:
         return None
     texts = (caption_tokens(text) for photo in photos for text in photo.captions)
@@ -212,7 +223,7 @@ def fit(
     photos: Sequence[Example],
     cache: FeatureCache,
 ) -> None:
-    """Train the reading of a model in two stages (see the top of this file)."""
+    """Train the reading of a model in two stages, as described at the top of this file."""
     assert stored.reading is not None
     said = count(photos, stored.reading.stems)
     captions = torch.from_numpy(said.captions).float()
@@ -230,7 +241,9 @@ def fit(
     ids = [photo.image_id for photo in photos]
     five = torch.from_numpy(np.flatnonzero(said.captions >= FIVE))
     if not len(five):
-        raise DataError(f"no training photo has {FIVE} captions; add photos with {FIVE} captions")
+        raise DataError(
+            f"no training photo has {FIVE} or more captions; add photos with {FIVE} captions each"
+        )
     _train(stored.model, cache, ids, torch.arange(len(ids)), stage=STAGES[0], loss=shares)
     _train(stored.model, cache, ids, five, stage=STAGES[1], loss=truth)
 
@@ -244,7 +257,7 @@ def _train(
     stage: Stage,
     loss: Callable[[Tensor, Tensor], Tensor],
 ) -> None:
-    """Train the reading for one stage on the photos with these indices (``rows``)."""
+    """Train the reading for one stage, on the photos with the indices ``rows``."""
     reading = model.reading
     assert reading is not None
     reading.train()
@@ -272,7 +285,7 @@ def _train(
 
 
 def _batches(rows: Tensor, size: int, steps: int) -> Iterator[Tensor]:
-    """Yield batches of rows in random order, each row once per epoch."""
+    """Yield batches of rows in random order. Each row occurs once per epoch."""
     order = rows[:0]
     for _ in range(steps):
         while len(order) < min(size, len(rows)):
@@ -297,7 +310,7 @@ def mentions(captions: Sequence[str], table: Phrases) -> set[str]:
 def report(
     stored: StoredModel, photos: Sequence[Example], cache: FeatureCache, table: Phrases
 ) -> str:
-    """Measure the keywords: a keyword is right if a caption of the photo contains it."""
+    """Measure the keywords. A keyword is right if a caption of the photo contains it."""
     model, words = stored.model, stored.reading
     assert model.reading is not None
     assert words is not None

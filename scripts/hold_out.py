@@ -1,10 +1,10 @@
-"""Hold out photos with five captions for a comparison, and select photos to train on.
+"""Hold out photos with five captions for a comparison, and select other photos to train on.
 
     python scripts/hold_out.py COCO/captions_train.json FOLDER [--photos 400] [--train 16000]
 
-The script writes two COCO captions files without a common photo: FOLDER/held.json and
-FOLDER/train.json. The selection depends only on the ids and on the number of captions of each
-photo. These photos have kept their aspect ratio, unlike the shipped model's validation photos.
+The script writes two COCO captions files, FOLDER/held.json and FOLDER/train.json, which have no
+photo in common. The selection depends only on the id of each photo and the number of its captions.
+Unlike the shipped model's validation photos, these photos have kept their aspect ratio.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pathlib import Path
 from captioner.files import atomic_write
 
 REFERENCES = 5
-"""Minimum number of captions of a photo that is held out."""
+"""Minimum number of captions that a photo needs to be held out."""
 
 
 def main() -> None:
     """Select the photos and write both files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("annotations", type=Path, help="COCO captions file")
-    parser.add_argument("folder", type=Path, help="folder for the two files")
+    parser.add_argument("folder", type=Path, help="write the two files to this folder")
     parser.add_argument("--photos", type=int, default=400, help="number of photos to hold out")
     parser.add_argument("--train", type=int, default=16_000, help="number of photos to train on")
     given = parser.parse_args()

@@ -1,20 +1,20 @@
-"""Measure how much a person has to read, choose and follow in this project.
+"""Measure how much readers of this project have to read, choose and follow.
 
     python scripts/journeys.py                       # the whole table
-    python scripts/journeys.py calls words           # some of its rows
-    python scripts/journeys.py --tree ../before      # the same figures of another checkout
+    python scripts/journeys.py calls words           # some rows of the table
+    python scripts/journeys.py --tree ../before      # the table for a different checkout
 
-calls: calls of functions of the package while `captioner caption PHOTO` runs, imports included.
-    Python 3.12 and later count fewer, because they inline list comprehensions.
-words: words in the files that a reader of the model goes through, as `wc -w` counts them.
+calls: function calls in the package while `captioner caption PHOTO` runs, imports included.
+    Python 3.12 and later make fewer calls, because they inline list comprehensions.
+words: words in the files that explain the model to a reader, as `wc -w` counts them.
 options: distinct options of all commands. An option with several spellings, such as -o and
     --output or --neutral and --no-neutral, counts once. A training setting that is also an option
     of other commands counts once too: `search.beam_size` and `--beam-size` are the same field.
 unused: training settings that no config, script or page mentions. Search options do not count.
 lists: tuples, lists, sets and dictionaries in the package that repeat names of options.
 
-The script uses only the files and the command line of a checkout. So it can also measure older
-checkouts, in which functions have other names.
+The script uses only the files and the command line of a checkout. It can therefore measure older
+checkouts too, in which functions have different names.
 """
 
 from __future__ import annotations
@@ -50,17 +50,19 @@ READERS_PATH = (
     ("training/optim.py", "training/optimizer.py"),
     ("training/loop.py",),
 )
-"""Files that a reader of the model goes through, each with its possible names in the package."""
+"""Files that explain the model to a reader, each with the names it has had in the package."""
 
 
 def main() -> None:
-    """Print the measures. Each is taken in a new process that imports the package of the tree."""
+    """Print the measures. Each measure runs in a new process, on the checkout's package."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("measures", nargs="*", metavar="MEASURE", help=f"{', '.join(MEASURES)}")
+    parser.add_argument(
+        "measures", nargs="*", metavar="MEASURE", help=f"rows to print: {', '.join(MEASURES)}"
+    )
     parser.add_argument("--tree", type=Path, default=ROOT, help="checkout to measure")
-    parser.add_argument("--files", nargs="+", help="files to count the words of, in the package")
+    parser.add_argument("--files", nargs="+", help="count the words in these files of the package")
     parser.add_argument("--fresh", help=argparse.SUPPRESS)
     options = parser.parse_args()
     package = options.tree.resolve() / "captioner"
@@ -78,7 +80,7 @@ def main() -> None:
 
 
 def in_fresh_process(measure: str, tree: Path) -> Any:
-    """Take one measure in a process of its own, in the folder of the tree."""
+    """Take one measure in a new process, in the folder of the checkout."""
     command = [sys.executable, __file__, "--fresh", measure, "--tree", str(tree)]
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     done = subprocess.run(command, cwd=tree, env=environment, stdout=subprocess.PIPE, check=True)
@@ -91,7 +93,7 @@ def in_fresh_process(measure: str, tree: Path) -> Any:
 def calls(package: Path) -> tuple[int, str]:
     """Count calls of package functions while `captioner caption` runs.
 
-    Bodies of modules and classes and resumed generators count too, because a reader who steps
+    The bodies of modules and classes, and resumed generators, count too, because a reader who steps
     through the run enters them.
     """
     counts: Counter[str] = Counter()
@@ -185,7 +187,7 @@ MEASURES: dict[str, Callable[..., tuple[int, str]]] = {
 
 
 def first_of(package: Path, names: tuple[str, ...]) -> Path:
-    """Return the first of these files that exists, or the last file if none exists."""
+    """Return the first file that exists, or the last file if none exists."""
     paths = [package / name for name in names]
     return next((path for path in paths if path.exists()), paths[-1])
 
@@ -212,7 +214,7 @@ def main_name(spellings: Sequence[str]) -> str:
 
 
 def options_of(command: str) -> Iterator[Sequence[str]]:
-    """Yield the spellings of each option of the parser that a command makes."""
+    """Yield the spellings of each option that a command accepts."""
     parsers: list[argparse.ArgumentParser] = []
     original = argparse.ArgumentParser.__init__
 
@@ -243,7 +245,7 @@ def training_settings() -> list[str]:
 
 
 def settings_of(kind: Any, section: str = "") -> Iterator[str]:
-    """Yield the names of a dataclass's settings and of those in its sections."""
+    """Yield the names of all settings in a dataclass and in its sections."""
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
         if dataclasses.is_dataclass(hints[field.name]):
@@ -280,7 +282,7 @@ def flat(settings: Any, prefix: str = "") -> Iterator[str]:
 
 
 def option_names(sources: Iterable[ast.Module]) -> dict[str, set[str]]:
-    """Return the names of the fields of each dataclass of options, its bases' fields included."""
+    """Return the field names of each dataclass of options, including fields of its base classes."""
     classes = {
         node.name: node
         for source in sources
@@ -304,8 +306,8 @@ def option_names(sources: Iterable[ast.Module]) -> dict[str, set[str]]:
 def collections_of_strings(source: ast.Module) -> Iterator[tuple[int, set[str]]]:
     """Yield the line and the strings of each literal tuple, list, set and dictionary.
 
-    A collection that is unpacked into another one, such as ``*("a", "b")``, counts as part of the
-    other one. An annotation such as ``Literal["a", "b"]`` does not count.
+    If a collection is unpacked into an outer collection, such as ``*("a", "b")``, it counts as part
+    of the outer collection. An annotation such as ``Literal["a", "b"]`` does not count.
     """
     inner: set[int] = set()
 

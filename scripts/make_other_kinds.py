@@ -1,11 +1,11 @@
-"""Make images that are not photos, in a folder for each kind, for ``captioner calibrate``.
+"""Make images that are not photos, for ``captioner calibrate``, with one folder per kind.
 
     pip install fontawesomefree playwright      # and Chromium, and an emoji font
     python scripts/make_other_kinds.py PHOTOS FOLDER [--count 100]
 
-Pages, screenshots, icons, emoji, logos and diagrams are rendered by Chromium, and charts by
-matplotlib. Scans are made from pages. Drawings, very blurred photos and very dark photos are made
-from PHOTOS. With the same versions of these programs, the same arguments produce the same images.
+Chromium renders pages, screenshots, icons, emoji, logos and diagrams. matplotlib draws charts.
+Scans are made from pages. Drawings, very blurred photos and very dark photos are made from PHOTOS.
+The same arguments produce the same images, unless the versions of these programs change.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def page(r: random.Random) -> str:
 
 
 def screenshot(r: random.Random) -> str:
-    """Return the markup of a program's window with a bar, buttons and cards, light or dark."""
+    """Return the markup of a light or dark program window with a bar, buttons and cards."""
     ranges = ((0, 60), (180, 255)) if r.random() < 0.5 else ((225, 255), (0, 80))
     back, front, accent = (_colour(r, *each) for each in (*ranges, (30, 220)))
     button = "<button style='background:{}'>{}</button>"
@@ -85,7 +85,7 @@ def screenshot(r: random.Random) -> str:
 
 
 def icon(r: random.Random) -> str:
-    """Return the markup of a symbol of Font Awesome on a plain background."""
+    """Return the markup of a Font Awesome symbol on a plain background."""
     svg = r.choice(_symbols()).read_text()
     fill, back = _colour(r), r.choice(("white", "black", _colour(r)))
     shape = f"<div style='width:{r.randint(25, 90)}vmin; fill:{fill}'>{svg}</div>"
@@ -101,7 +101,7 @@ def emoji(r: random.Random) -> str:
 
 
 def logo(r: random.Random) -> str:
-    """Return the markup of a shape with a name next to it or below it."""
+    """Return the markup of a logo: a shape, with a name next to it or below it."""
     radius = r.choice((0, 20, 50))
     shape = (
         f"<div style='width:{r.randint(15, 40)}vmin; height:{r.randint(15, 40)}vmin; "
@@ -117,7 +117,7 @@ def logo(r: random.Random) -> str:
 
 
 def diagram(r: random.Random) -> str:
-    """Return the markup of boxes with text that are joined by lines."""
+    """Return the markup of a diagram: boxes with text, joined by lines."""
     boxes = [(r.randint(0, 80), r.randint(0, 85)) for _ in range(r.randint(4, 12))]
     lines = "".join(
         f"<line x1={a + 8} y1={b + 4} x2={c + 8} y2={d + 4} stroke=black stroke-width=0.4 />"
@@ -172,7 +172,7 @@ def gradient(r: random.Random) -> Image.Image:
 
 
 def blank(r: random.Random) -> Image.Image:
-    """Draw a plain colour, sometimes with the noise of a covered lens."""
+    """Draw a plain colour, sometimes with sensor noise, like a photo with a covered lens."""
     colour = [r.randint(0, 255)] * 3 if r.random() < 0.5 else [r.randint(0, 255) for _ in range(3)]
     grain = np.random.default_rng(r.getrandbits(32)).normal(0, r.choice((0, 2, 6)), (256, 256, 3))
     return Image.fromarray(np.clip(np.array(colour) + grain, 0, 255).astype(np.uint8))
@@ -212,19 +212,19 @@ def pattern(r: random.Random) -> Image.Image:
 
 
 def blurred(photo: Image.Image, r: random.Random) -> Image.Image:
-    """Return a photo that is so blurred that nothing can be recognized."""
+    """Blur a photo until nothing can be recognized."""
     return photo.filter(ImageFilter.GaussianBlur(min(photo.size) / r.uniform(6, 12)))
 
 
 def dark(photo: Image.Image, r: random.Random) -> Image.Image:
-    """Return a photo with hardly any light, and with the noise of a sensor."""
+    """Return a photo that is almost black and has sensor noise."""
     pixels = np.asarray(photo, np.float32) * r.uniform(0.005, 0.03)
     grain = np.random.default_rng(r.getrandbits(32)).normal(0, r.uniform(0, 3), pixels.shape)
     return Image.fromarray(np.clip(pixels + grain, 0, 255).astype(np.uint8))
 
 
 def drawing(photo: Image.Image, r: random.Random) -> Image.Image:
-    """Return a photo as a pencil drawing of its edges, or in a few flat colours."""
+    """Turn a photo into a pencil drawing of its edges, or into a few flat colours."""
     if r.random() < 0.3:
         return ImageOps.posterize(photo.filter(ImageFilter.MedianFilter(7)), 1)
     grey = photo.convert("L")
@@ -234,7 +234,7 @@ def drawing(photo: Image.Image, r: random.Random) -> Image.Image:
 
 
 def scan(paper: Image.Image, r: random.Random) -> Image.Image:
-    """Return a page as a scan: turned slightly, tinted, and with noise."""
+    """Turn a page into a scan that is slightly rotated, tinted and noisy."""
     tint = np.array([r.randint(200, 255), r.randint(200, 255), r.randint(180, 255)])
     turned = paper.rotate(r.uniform(-6, 6), expand=True, fillcolor=(r.randint(0, 255),) * 3)
     pixels = np.asarray(turned.filter(ImageFilter.GaussianBlur(r.uniform(0, 1.2))), np.float32)
@@ -254,7 +254,7 @@ CHANGED: dict[str, Callable[[Image.Image, random.Random], Image.Image]] = {
 
 
 def images(tab: Any, photos: list[Path], count: int) -> Iterator[tuple[str, int, Image.Image]]:
-    """Yield ``count`` images of each kind, each as kind, number and image."""
+    """Yield ``count`` images of each kind, as tuples of kind, number and image."""
 
     def rendered(markup: str, r: random.Random) -> Image.Image:
         tab.set_viewport_size({"width": r.randint(320, 800), "height": r.randint(320, 800)})
@@ -273,11 +273,11 @@ def images(tab: Any, photos: list[Path], count: int) -> Iterator[tuple[str, int,
 
 
 def main() -> None:
-    """Make the images and write them to a folder for each kind."""
+    """Make the images, and write each kind to its own folder."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("photos", type=Path, help="folder of photos")
-    parser.add_argument("folder", type=Path, help="folder for the folders of all kinds")
-    parser.add_argument("--count", type=int, default=100, help="images of each kind")
+    parser.add_argument("photos", type=Path, help="folder with photos (.jpg)")
+    parser.add_argument("folder", type=Path, help="write a subfolder for each kind to this folder")
+    parser.add_argument("--count", type=int, default=100, help="number of images of each kind")
     given = parser.parse_args()
 
     from playwright.sync_api import sync_playwright

@@ -3,8 +3,8 @@
     python scripts/option_tables.py
 
 Each table is written between the lines ``<!-- options: captioner.options.SearchOptions -->`` and
-``<!-- end of options -->``. The table of search options has another column with the values of the
-shipped model, because every model has its own.
+``<!-- end of options -->``. The table of search options has an additional column with the values
+that the shipped model sets, because every model has its own values.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def _cell(text: str) -> str:
 
 
 def with_tables(page: str) -> str:
-    """Return a page with all of its tables updated."""
+    """Return a page with updated tables."""
     return TABLE.sub(lambda found: f"{found[1]}\n{table(found[2])}\n{found[3]}", page)
 
 
 def main() -> None:
-    """Write the tables of all pages."""
+    """Update the tables on all pages."""
     for path in DOCS.glob("*.md"):
         text = path.read_text(encoding="utf-8")
         path.write_text(with_tables(text), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Write the folder of the model that ships, with its scores and card, from a trained model.
+"""Turn a trained model into the model that ships, with its scores and model card.
 
     python scripts/ship_model.py runs/everyday_sharp/best --runs runs/everyday runs/everyday_sharp \
         --coco COCO --flickr8k FLICKR8K --coco128 COCO128 --to captioner/pretrained \
@@ -9,13 +9,14 @@
 First run scripts/fit_reading.py, which trains the model's reading. This script then
 
 - stores the search options and the history of the training runs with the model;
-- adds graphs in 8 bits, calibrated on photos of both training sets;
-- fits the truth of words and the confidence of captions (``captioner calibrate``);
-- measures the model in float32 (``captioner evaluate``): captions on the validation photos of both
-  data sets, each in its own style, and attention on instance masks;
+- adds 8-bit graphs, calibrated on photos from both training sets;
+- fits the probability that a word is true of a photo, and the confidence of captions (``captioner
+  calibrate``);
+- scores captions in float32 on the validation photos of both data sets, each in the style of its
+  data set, and compares attention with instance masks (``captioner evaluate``);
 - writes the scores to config.json and, through scripts/model_card.md, to the model card.
 
-The folder --to is replaced at the end.
+At the end, the script replaces the folder --to.
 """
 
 from __future__ import annotations
@@ -117,9 +118,13 @@ def main() -> None:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("best", type=Path, help="model folder")
+    parser.add_argument("best", type=Path, help="folder of the trained model")
     parser.add_argument(
-        "--runs", type=Path, nargs="+", required=True, help="run folders of its stages, in order"
+        "--runs",
+        type=Path,
+        nargs="+",
+        required=True,
+        help="run folders of the model's training stages, in order",
     )
     parser.add_argument("--start", type=Path, help="shipped model from which the first run started")
     parser.add_argument(
@@ -132,26 +137,35 @@ def _parse() -> argparse.Namespace:
         "--coco128", type=Path, required=True, help="COCO128: folder with images/ and annotations/"
     )
     parser.add_argument(
-        "--to", type=Path, required=True, help="folder that is replaced by the new model"
+        "--to", type=Path, required=True, help="replace this folder with the new model"
     )
     parser.add_argument(
         "--other-images", type=Path, help="folder written by scripts/make_other_kinds.py"
     )
     parser.add_argument(
-        "--judged", type=Path, nargs="+", default=[], help="tables of judged captions"
+        "--judged",
+        type=Path,
+        nargs="+",
+        default=[],
+        help="tables of captions that people have judged",
     )
     parser.add_argument(
         "--held",
         type=Path,
         required=True,
-        help="captions of photos that the model was not trained on, in images/ next to it",
+        help=(
+            "captions file for photos that the model was not trained on; the photos are in "
+            "images/ in the same folder"
+        ),
     )
     parser.add_argument(
-        "--objects", type=Path, help="objects that are annotated in the photos of --held"
+        "--objects",
+        type=Path,
+        help=("file with the objects that are annotated in the photos of --held"),
     )
-    parser.add_argument("--commit", default="", help="commit at which the stages were trained")
+    parser.add_argument("--commit", default="", help="commit with which the stages were trained")
     parser.add_argument(
-        "--failures", type=Path, help="Markdown file with failures that people found"
+        "--failures", type=Path, help="Markdown file that lists failures found by people"
     )
     return parser.parse_args()
 
@@ -169,7 +183,7 @@ def _stage(run: Path) -> dict[str, Any]:
 
 
 def _measure(folder: Path, stored: StoredModel, options: argparse.Namespace) -> dict[str, Any]:
-    """Measure a model, add the scores to its ``info``, and return the fields of the card."""
+    """Measure a model, add the scores to its ``info``, and return the fields for the card."""
     model = captioner.load(folder, precision="fp32")
     sets = {
         "coco_val": (options.coco / "captions_val.json", options.coco / "val", "coco"),
@@ -216,7 +230,7 @@ def _measure(folder: Path, stored: StoredModel, options: argparse.Namespace) -> 
 
 
 def _export(folder: Path, options: argparse.Namespace) -> None:
-    """Add graphs in 8 bits to a model folder."""
+    """Add 8-bit graphs to a model folder."""
     train = [options.coco / "captions_train.json", VALIDATION.with_name("captions_train.json")]
     train_images = (options.coco / "train", options.flickr8k / "images")
     sample: list[Path] = []
@@ -227,7 +241,7 @@ def _export(folder: Path, options: argparse.Namespace) -> None:
 
 
 def _calibrate(folder: Path, options: argparse.Namespace) -> None:
-    """Fit the truth of words to held-out photos and the confidence to judgements."""
+    """Fit the truth probabilities to held-out photos, and the confidence to judgements."""
     held = options.held.parent / "images"
     photos = _each("--images", (options.coco / "val", options.flickr8k / "images", held))
     given = {"--objects": options.objects, "--other-images": options.other_images}
@@ -248,7 +262,7 @@ def _run(*command: object) -> None:
 
 
 def confidence_table(calibrator: Calibrator | None) -> str:
-    """Return the section of the card on confidence."""
+    """Return the section about confidence for the model card."""
     if calibrator is None:
         return "This model is not calibrated: captions have no confidence."
     meaning = (
@@ -277,15 +291,19 @@ def _some(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 
 def count_groups(report: Report, references: Mapping[int, Sequence[str]]) -> dict[str, float]:
-    """Return the shares of captions with words of `KINDS`, and the shares of wrong genders.
+    """Return the shares of captions with words in `KINDS`, and the shares of wrong genders.
 
     A caption has the wrong gender if it mentions men but no women, although the references mention
     women but no men, or the other way round. Men include boys, and women include girls.
 
     Returns:
-        By name of the group, the share of captions; as ``people_...``, the share of references; as
-        ``women_as_men`` and ``men_as_women``, the shares of wrong genders among the photos where
-        they can occur; and as ``..._of``, the numbers of these photos.
+        A dictionary with these entries:
+
+        - the name of each group: the share of captions with a word of this group.
+        - ``people_...``: the share of references with such a word.
+        - ``women_as_men`` and ``men_as_women``: the shares of wrong genders among the photos where
+          they can occur.
+        - ``..._of``: the numbers of these photos.
     """
     captions = {row["image_id"]: set(tokenize(row["caption"])) for row in report["per_image"]}
     true = {image: [set(tokenize(text)) for text in references[image]] for image in captions}

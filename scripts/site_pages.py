@@ -1,12 +1,13 @@
-"""Generate the pages of the site that are not in docs/, during ``mkdocs build`` (see mkdocs.yml).
+"""Generate the site's pages that are not in docs/, during ``mkdocs build`` (see mkdocs.yml).
 
 The generated pages are
 
-- README, changelog, contributing guide and model card, which are elsewhere in the repository;
+- the README, the changelog, the contributing guide and the model card;
 - the notebooks, which are executed so that they show the output of the current code and model;
-- the command reference from ``--help``, and the Python reference from docstrings;
-- source files to which a page links;
-- ``llms.txt`` (https://llmstxt.org), the navigation for language models, and each page as Markdown.
+- the command reference, made from ``--help``, and the Python reference, made from docstrings;
+- source files that a page links to;
+- ``llms.txt`` (https://llmstxt.org), a table of contents for language models, and each page as
+  Markdown.
 
 Pages contain relative links that work on GitHub. They are translated to links within the site.
 """
@@ -108,7 +109,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: objec
 
 
 def on_env(_: object, /, config: MkDocsConfig, files: Files) -> None:
-    """Add ``llms.txt``, and the Markdown of its pages, with ``.md`` after their addresses."""
+    """Add ``llms.txt``, and the Markdown of each page at the page's address plus ``.md``."""
     text = f"# {config.site_name}\n\n> {config.site_description}\n"
     for [(section, content)] in (entry.items() for entry in config.nav or []):
         text += "\n" if isinstance(content, str) else f"\n## {section}\n\n"
@@ -130,13 +131,13 @@ def on_env(_: object, /, config: MkDocsConfig, files: Files) -> None:
 
 
 def repository_path(uri: str) -> str:
-    """Return the path in the repository of a page of the site."""
+    """Return the path that a page of the site has in the repository."""
     moved = {page: source for source, page in MOVED.items()}
     return moved.get(uri, f"docs/{uri}")
 
 
 def site_path(path: str) -> str:
-    """Return the path in the site of a file of the repository."""
+    """Return the path that a file in the repository has on the site."""
     if path in MOVED:
         return MOVED[path]
     if path.startswith("docs/"):
@@ -145,7 +146,7 @@ def site_path(path: str) -> str:
 
 
 def target(source: str, link: str) -> str | None:
-    """Return the file of the repository to which a relative link points, or None."""
+    """Return the file in the repository that a relative link points to, or None."""
     path = posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
     return path if (ROOT / path).is_file() and not path.startswith("..") else None
 
@@ -154,7 +155,7 @@ def target(source: str, link: str) -> str | None:
 
 
 def source_page(path: str, content: str) -> str:
-    """Return a source file as a page that is excluded from the search."""
+    """Return a page that shows a source file and is excluded from the search."""
     language = LANGUAGES.get(Path(path).suffix, "text")
     return (
         f"---\nsearch: {{exclude: true}}\n---\n\n# {path}\n\n"
@@ -198,7 +199,7 @@ def api() -> str:
 
 @cache  # mkdocs serve rebuilds the site after every change
 def executed(notebook: str, name: str) -> tuple[str, dict[str, bytes]]:
-    """Execute a notebook, and return it as Markdown and its images by path in the site."""
+    """Execute a notebook, and return its Markdown and its images by path in the site."""
     parsed = nbformat.reads(notebook, as_version=4)
     # Run notebooks with this checkout and environment, activated or not.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -212,7 +213,7 @@ def executed(notebook: str, name: str) -> tuple[str, dict[str, bytes]]:
     for output in (output for cell in parsed.cells for output in cell.get("outputs", [])):
         if output.get("name") == "stderr":
             raise ValueError(
-                f"docs/{name}.ipynb prints to standard error; fix its cause: {output.text}"
+                f"docs/{name}.ipynb prints to standard error; fix the cause: {output.text}"
             )
     text, made = MarkdownExporter().from_notebook_node(
         parsed, {"unique_key": name, "output_files_dir": f"{name}_files"}

@@ -1,7 +1,7 @@
-"""Build the models that `alternatives.py` compares, and measure one of them in this process.
+"""Build the models that `alternatives.py` compares, or measure one of them in this process.
 
-The peers have the sizes of their published configurations, but random weights. Speed, memory and
-size on disk depend on the shapes of the weights, not on their values.
+The four other models have the sizes of their published configurations, but random weights. Speed,
+memory and size on disk depend on the shapes of the weights, not on their values.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def vit_gpt2(tiny: bool) -> tuple[Any, Any]:
 
 
 def blip(tiny: bool) -> tuple[Any, Any]:
-    """Build ``Salesforce/blip-image-captioning-base``: ViT-B/16 at 384 pixels, a BERT-base."""
+    """Build ``Salesforce/blip-image-captioning-base``: ViT-B/16 at 384 pixels, BERT-base."""
     import transformers as hf
 
     size, layers = (32, TINY) if tiny else (384, TRANSFORMER)
@@ -83,7 +83,7 @@ def blip(tiny: bool) -> tuple[Any, Any]:
 
 
 def git(tiny: bool) -> tuple[Any, Any]:
-    """Build ``microsoft/git-base-coco``: CLIP's ViT-B/16 at 224 pixels, six layers of text."""
+    """Build ``microsoft/git-base-coco``: CLIP's ViT-B/16 at 224 pixels, six text layers."""
     import transformers as hf
 
     size, layers = (32, TINY) if tiny else (224, TRANSFORMER)
@@ -100,13 +100,16 @@ def git(tiny: bool) -> tuple[Any, Any]:
 def florence2(tiny: bool) -> tuple[Any, Any]:
     """Build ``microsoft/Florence-2-base``: DaViT at 768 pixels, six encoder and decoder layers.
 
-    This uses the class in transformers, which does not run code from the hub. The class marks the
-    positions of the photo by one more token, so the vocabulary has 51,290 instead of 51,289 tokens.
+    The class in transformers is used, because it does not run code from the hub. This class marks
+    the positions of the photo with an additional token, so the vocabulary has 51,290 instead of
+    51,289 tokens.
     """
     import transformers as hf
 
     if not hasattr(hf, "Florence2ForConditionalGeneration"):
-        raise ValueError("transformers has no Florence-2 without code from the hub")
+        raise ValueError(
+            "this version of transformers has no class for Florence-2; install a newer version"
+        )
     size, width, layers, heads = (64, 32, 2, 2) if tiny else (768, 768, 6, 12)
     widths = [8, 16, 32, 64] if tiny else [128, 256, 512, 1024]
     config = hf.Florence2Config(
@@ -142,7 +145,7 @@ QUESTION = (0, 2264, 473, 5, 2274, 6190, 116, 2)
 
 
 def build(name: str, folder: Path, *, tiny: bool = False) -> None:
-    """Write a peer with random weights to a folder, in the form of a model on the hub."""
+    """Write a model with random weights to a folder, in the format of the Hugging Face hub."""
     import torch
 
     torch.manual_seed(0)
@@ -152,7 +155,7 @@ def build(name: str, folder: Path, *, tiny: bool = False) -> None:
 
 
 def export(folder: Path, graphs: Path, int8: Path) -> None:
-    """Export a peer to ONNX with optimum, in float32 and in 8 bits, with its key-value cache."""
+    """Export a model with its key-value cache to ONNX, in float32 and in 8 bits, with optimum."""
     from optimum.onnxruntime import ORTModelForVision2Seq, ORTQuantizer
     from optimum.onnxruntime.configuration import AutoQuantizationConfig
 
@@ -169,10 +172,10 @@ def export(folder: Path, graphs: Path, int8: Path) -> None:
 
 
 def load_peer(folder: Path, form: str) -> tuple[Caption, float]:
-    """Load a peer in the form ``float32``, ``int8`` or ``ONNX``, on one thread.
+    """Load a model from transformers as ``float32``, ``int8`` or ``ONNX``, on one thread.
 
     Returns:
-        The function that captions a photo, and the size of the weights in MB.
+        A function that captions a photo, and the size of the weights in MB.
     """
     import torch
     import transformers as hf
@@ -220,8 +223,8 @@ def weights(model: Any) -> float:
 def quantize(model: Any) -> float:
     """Quantize a model's linear layers to 8 bits in place, and return its size in MB.
 
-    GPT-2 has its own linear layer, ``Conv1D``, with the transposed weight. It is replaced by
-    ``nn.Linear`` first, because PyTorch does not quantize it.
+    GPT-2 has its own linear layer, ``Conv1D``, with a transposed weight. PyTorch does not quantize
+    this layer, so it is replaced with ``nn.Linear`` first.
     """
     import io
 
@@ -266,7 +269,7 @@ def load_shipped(form: str) -> tuple[Caption, float]:
 
 
 def installed(names: Sequence[str]) -> float:
-    """Return the size in MB of packages and of all that they require, without files for GPUs."""
+    """Return the size in MB of packages and all their dependencies, without files for GPUs."""
     total, waiting = 0, list(names)
     seen: set[str] = set()
     while waiting:

@@ -1,4 +1,4 @@
-"""Compare captioner with four captioning models of transformers, on one processor thread.
+"""Compare captioner with four captioning models from transformers, on one processor thread.
 
     pip install '.[torch]' 'transformers>=5'
     python scripts/benchmarks/alternatives.py --photos photos/ [--count 9] [--rounds 3] \
@@ -8,13 +8,14 @@ No weights are downloaded. The four models have their published sizes but random
 speed and memory do not depend on the values of the weights. Their captions mean nothing. Every
 model captions the same photos one by one, with three beams and exactly ten decoder steps.
 
-Each run is a process of its own. It starts when the machine is idle, or after --patience seconds.
-Start and speed are measured in processor time. Figures are medians over the rounds. With --runtime,
-captioner's 8-bit model runs in an environment without torch.
+Each run has its own process. It starts when the machine is idle, or after --patience seconds.
+Start-up and speed are measured in processor time. Figures are medians over the rounds. With
+--runtime, captioner's 8-bit model runs in an environment without torch.
 
-ViT-GPT2 is also measured as ONNX graphs if optimum is installed. optimum needs an older
-transformers, which encodes the photo again at every word of GIT. So run this part in another
-environment, with ``pip install '.[torch]' 'optimum-onnx[onnxruntime]'`` and ``--only ViT-GPT2``.
+If optimum is installed, ViT-GPT2 is also measured as ONNX graphs. optimum needs an older version of
+transformers, in which GIT encodes the photo again at every word. So measure the ONNX graphs in a
+separate environment, with ``pip install '.[torch]' 'optimum-onnx[onnxruntime]'`` and ``--only
+ViT-GPT2``.
 """
 
 from __future__ import annotations
@@ -41,29 +42,31 @@ IDLE = 0.2
 
 
 def main() -> None:
-    """Build the models, run each in every round, and print a row per model and form."""
+    """Build the models, measure each of them in every round, and print a table."""
     given = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    given.add_argument("--photos", required=True, help="folder of photos")
+    given.add_argument("--photos", required=True, help="folder with the photos")
     given.add_argument(
         "--count",
         type=int,
         default=9,
-        help="number of photos; the first photo only measures the start",
+        help="number of photos; the first photo is used only to measure the start-up time",
     )
     given.add_argument("--rounds", type=int, default=3)
     given.add_argument(
-        "--only", nargs="+", default=["captioner", *PEERS], help="names of the models to measure"
+        "--only", nargs="+", default=["captioner", *PEERS], help="measure only these models"
     )
     given.add_argument("--work", type=Path, help="keep the built models in this folder")
     given.add_argument(
         "--patience",
         type=float,
         default=30,
-        help="maximum seconds to wait until the machine is idle",
+        help="wait at most this many seconds until the machine is idle",
     )
     given.add_argument("--tiny", action="store_true", help="build tiny models, to test this script")
     given.add_argument(
-        "--runtime", default=sys.executable, help="Python of an environment without torch"
+        "--runtime",
+        default=sys.executable,
+        help="run captioner's 8-bit model with this Python, from an environment without torch",
     )
     options = given.parse_args()
     photos = find_images([options.photos], recursive=True)[: options.count]
@@ -88,10 +91,11 @@ def main() -> None:
 
 
 def prepare(names: list[str], work: Path, tiny: bool) -> dict[tuple[str, str], Path]:
-    """Build the peers that are not in the folder yet.
+    """Build the models that are missing in the folder ``work``.
 
     Returns:
-        The folder of each model and form. Forms that cannot be built are reported and left out.
+        The folder of each model, by the name of the model and its form (float32, int8, ONNX float32
+        or ONNX int8). Forms that cannot be built are reported and left out.
     """
     runs = {}
     for name in names:
@@ -109,12 +113,12 @@ def prepare(names: list[str], work: Path, tiny: bool) -> dict[tuple[str, str], P
                     export(folder, graphs, int8)
                 runs |= {(name, "ONNX float32"): graphs, (name, "ONNX int8"): int8}
         except (ImportError, ValueError) as problem:
-            print(f"{name}: a form is left out: {problem}", file=sys.stderr)
+            print(f"{name}: a form cannot be built and is left out: {problem}", file=sys.stderr)
     return runs
 
 
 def measured(python: str, name: str, form: str, folder: Path, photos: list[Path]) -> dict[str, Any]:
-    """Run a model in a process of its own and return its figures."""
+    """Run a model in a new process, and return the measured figures."""
     unwanted = () if python == sys.executable else ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
     environment = {key: value for key, value in os.environ.items() if key not in unwanted}
     environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
@@ -122,12 +126,15 @@ def measured(python: str, name: str, form: str, folder: Path, photos: list[Path]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     if figures["steps"] != [WORDS]:
-        raise ValueError(f"{name}, {form}: captions of {figures['steps']} steps, not of {WORDS}")
+        raise ValueError(
+            f"{name} ({form}) made captions of {figures['steps']} steps; {WORDS} "
+            "steps were expected"
+        )
     return figures
 
 
 def row(rounds: list[dict[str, Any]]) -> dict[str, float | str | None]:
-    """Return the medians over the rounds, by column."""
+    """Return the median of each column over the rounds."""
     middle = {key: median(one[key] for one in rounds) for key in rounds[0] if key != "steps"}
     return {
         "model (MB)": middle["size"],

@@ -1,13 +1,13 @@
-"""Compare the size, start, memory and speed of models in PyTorch, as ONNX graphs and in 8 bits.
+"""Compare models in PyTorch, as ONNX graphs and in 8 bits: size, start-up, memory and speed.
 
     python scripts/benchmarks/captioning.py shipped:fp32 shipped:bf16 small shipped \
         --photos photos/ [--count 64] [--runtime small-venv/bin/python]
 
 In every round, each model captions the same files. It also encodes the same prepared batches, which
-is the upper bound of its speed. The speed ratio compares a model with the first model, and is the
+shows the upper limit of its speed. The speed ratio compares a model with the first model. It is a
 median over the rounds.
 
-For the start and the peak memory, each model captions one photo in a new process. For the last
+To measure start-up and peak memory, each model captions one photo in a new process. For the last
 column, a new process captions all photos. With --runtime, exported models start in an environment
 without torch.
 """
@@ -51,13 +51,15 @@ BATCH = 32
 
 
 def main() -> None:
-    """Measure the models and print a row for each."""
+    """Measure the models, and print a row for each model."""
     given = parser(__doc__)
     given.add_argument("models", nargs="+", help="exported folders, MODEL:fp32 or MODEL:bf16")
-    given.add_argument("--photos", required=True, help="folder of photos")
+    given.add_argument("--photos", required=True, help="folder with the photos")
     given.add_argument("--count", type=int, default=64, help="number of photos to caption")
     given.add_argument(
-        "--runtime", default=sys.executable, help="Python of an environment without torch"
+        "--runtime",
+        default=sys.executable,
+        help="start exported models with this Python, from an environment without torch",
     )
     options = given.parse_args()
     keep_freed_memory()  # as the command line does
@@ -116,7 +118,7 @@ def prepared(model: Captioner, photos: Sequence[Path]) -> list[list[Prepared]]:
 
 
 def encode(model: Captioner, batches: Sequence[Sequence[Prepared]]) -> None:
-    """Run only the encoder on prepared batches."""
+    """Run only the encoder, on prepared batches."""
     for batch in batches:
         model.ensemble.encode(batch)
 

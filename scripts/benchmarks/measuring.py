@@ -1,8 +1,8 @@
 """Functions that the benchmarks share: paired rounds, ratios, peak memory and tables.
 
-In each round, all jobs run one after another in one process, and the order rotates. So other load
-on the machine affects all jobs alike. Ratios compare jobs of the same round, and medians are taken
-over the rounds.
+In each round, all jobs run one after another in one process. The order rotates from round to round,
+so other programs on the machine affect all jobs equally. Ratios compare jobs in the same round, and
+medians are taken over the rounds.
 """
 
 from __future__ import annotations
@@ -29,13 +29,17 @@ def parser(description: str) -> argparse.ArgumentParser:
     made.add_argument(
         "--processor-time",
         action="store_true",
-        help="measure processor time, for a busy machine; needs OMP_NUM_THREADS=1",
+        help="measure processor time, for use on a busy machine (needs OMP_NUM_THREADS=1)",
     )
     return made
 
 
 def clock(options: argparse.Namespace) -> Callable[[], float]:
-    """Return the clock for `measure`. Other programs affect processor time less than real time."""
+    """Return the clock for `measure`.
+
+    With ``--processor-time``, it counts processor time, which other programs affect less than real
+    time.
+    """
     return time.process_time if options.processor_time else time.perf_counter
 
 
@@ -50,9 +54,9 @@ def measure(
 
     Args:
         jobs: Functions by name.
-        rounds: Number of rounds that are measured, after one round of warm-up.
+        rounds: Number of measured rounds. One warm-up round comes before them.
         clock: Function that returns the time in seconds.
-        wait: Called after each job, to wait for the results of a device.
+        wait: Function to call after each job, which waits for the results of a device.
     """
     times: Times = {name: [] for name in jobs}
     names = list(jobs)
@@ -82,7 +86,7 @@ def in_child(script: str, *arguments: object) -> Any:
 def peak() -> float:
     """Return the peak memory of this process in MB.
 
-    It is read from /proc, because the value of getrusage includes the memory of the parent process.
+    The value comes from /proc, because getrusage also counts the memory of the parent process.
     """
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(x.split()[1]) for x in lines if x.startswith("VmHWM")) * 1024 / 1e6

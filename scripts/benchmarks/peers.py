@@ -1,12 +1,11 @@
-"""Run a training step of two published captioning programs, from checkouts of their own code.
+"""Run a training step of two published captioning programs, from checkouts of their code.
 
     git clone https://github.com/sgrvinod/a-PyTorch-Tutorial-to-Image-Captioning
     git clone https://github.com/ruotianluo/ImageCaptioning.pytorch
 
-Each step does the same as the program's training loop for a batch that is already encoded: forward
-pass, loss, backward pass, gradient clipping, Adam, and everything else that the loop computes at
-every step. Their code is not changed. Parts that a step does not need (data loading, BLEU, other
-models) are not imported.
+Each step does what the program's training loop does with an encoded batch: forward pass, loss,
+backward pass, gradient clipping, Adam, and any other work of every step. The code of the programs
+is not changed. Parts that a step does not need (data loading, BLEU, other models) are not imported.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def sgrvinod_step(
 
     Args:
         checkout: Folder of the repository.
-        sizes: L, D, size of the layers, V.
+        sizes: Number of regions L, feature size D, size of the layers, vocabulary size V.
         features: Features of the photos, (B, L, D).
         tokens: Start token, words, end token and padding, (B, R, T + 1).
     """
@@ -109,7 +108,7 @@ def att2in2_step(
 
 
 def _att_models(checkout: Path) -> types.ModuleType:
-    """Import ``captioning.models.AttModel`` without other models, which need further packages."""
+    """Import ``captioning.models.AttModel`` without the other models, which need more packages."""
     for name in ("captioning", "captioning.models", "captioning.utils"):
         package = types.ModuleType(name)
         package.__path__ = [str(checkout / name.replace(".", "/"))]

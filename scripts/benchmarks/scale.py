@@ -2,10 +2,10 @@
 
     python scripts/benchmarks/scale.py [--photos 113287] [--stages NAME ...]
 
-Only captions are read, not photos. There are five captions per photo, of made-up words with the
-lengths and word frequencies of COCO's captions. Each stage reads them in a process of its own. Its
-peak memory includes the captions and the imports; ``vocabulary`` imports torch, which takes some
-hundred megabytes. Times are processor time, because other programs affect it less than real time.
+The stages read only captions, not photos. Each photo has five captions of made-up words, with the
+lengths and word frequencies of COCO's captions. Each stage runs in a new process. Its peak memory
+includes the captions and the imports. ``vocabulary`` imports torch, which takes several hundred
+megabytes. Times are processor time, because other programs affect it less than real time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
     given.add_argument("--photos", type=int, nargs="+", default=[113_287])
     given.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))
     given.add_argument(
-        "--file", type=Path, help="run only the first of --stages, on this captions file"
+        "--file", type=Path, help="run only the first stage of --stages, on this captions file"
     )
     options = given.parse_args()
     if options.file:
@@ -77,7 +77,7 @@ def vocabulary(path: Path) -> None:
 
 
 def frequencies(path: Path) -> None:
-    """Count document frequencies, and encode them as they are stored with a model."""
+    """Count document frequencies, and encode them in the form in which a model stores them."""
     from captioner.evaluation.references import count_frequencies
 
     references = {photo.image_id: photo.captions for photo in read_dataset([path], None)}
@@ -95,14 +95,14 @@ def rewards(path: Path) -> None:
 
 
 def evaluate(path: Path) -> None:
-    """Score captions of a third of the photos, with intervals."""
+    """Score captions for a third of the photos, with confidence intervals."""
     texts = captions(len(read_dataset([path], None)), seed=1)
     results = dict(enumerate(itertools.islice(texts, 0, None, 3 * CAPTIONS), 1))
     captioner.evaluate(annotations=path, results=results, progress=False)
 
 
 def captions(photos: int, seed: int = 0) -> Iterator[str]:
-    """Yield ``CAPTIONS`` captions for each photo in turn."""
+    """Yield ``CAPTIONS`` captions for each photo, photo by photo."""
     generator = np.random.default_rng(seed)
     names = ["".join(letters) for letters in itertools.product("bdfgklmn", "aeiou", repeat=3)]
     names = [f"{name}{'s' if n >= len(names) // 2 else ''}" for n, name in enumerate(names)][:WORDS]

@@ -1,8 +1,8 @@
-"""Soak a server with valid, corrupt, oversized, slow and hostile requests from 100 clients.
+"""Stress a server with valid, corrupt, oversized, slow and hostile requests from 100 clients.
 
     python scripts/benchmarks/soak_serving.py --seconds 900 --model MODEL
 
-The script starts `captioner serve`, restarts it by SIGTERM halfway, and checks that
+The script starts `captioner serve`, restarts it with SIGTERM halfway, and checks that
 
 - every request is answered with a status that its kind allows;
 - every valid photo gets its own caption;
@@ -10,13 +10,14 @@ The script starts `captioner serve`, restarts it by SIGTERM halfway, and checks 
 - every response in the server's log reaches its client;
 - resident memory and open descriptors do not grow.
 
-With ``--attackers 40``, clients from eight other addresses try to occupy the server. They send
-bombs (scans, pixels, JSON of 1 to 330 MB), costly searches and costly maps. At the same time, four
-ordinary clients send one photo after the other. The script then checks that 99 of 100 ordinary
-requests are answered within `ORDINARY` seconds, and that the server never uses more than `MEMORY`
-MiB.
+With ``--attackers 40``, 40 further clients with eight addresses try to block the server. They send
+files that are hard to decode (scans, pixels, JSON of 1 to 330 MB), and ask for costly searches and
+maps. At the same time, four ordinary clients send one photo after another. The script then checks
+that 99% of the ordinary requests are answered within `ORDINARY` seconds, and that the server never
+uses more than `MEMORY` MiB.
 
-It prints the memory, and the requests by kind and status. The exit code is 1 if a check fails.
+It prints the memory use, and the number of requests by kind and status. If a check fails, the exit
+code is 1.
 """
 
 from __future__ import annotations
@@ -71,19 +72,20 @@ class Request(NamedTuple):
 
     kind: str
     allowed: set[int]
-    """Allowed statuses in addition to `BUSY`. 0 means a closed connection without a response."""
+    """Statuses that are allowed in addition to `BUSY`. 0: the connection was closed without a
+    response."""
     parts: Sequence[bytes]
     photos: Sequence[int | None] = ()
-    """Numbers of the photos in the request, and None for a broken photo."""
+    """Numbers of the photos in the request, with None in place of each broken photo."""
     id: str = ""
     pause: float = 0.0
-    """Seconds between the parts."""
+    """Seconds between the parts of the request."""
     leaves: bool = False
     """Whether the client disconnects before the response."""
 
 
 class Response(NamedTuple):
-    """A response. Status 0 means that the connection was closed without a response."""
+    """A response, or status 0 if the connection was closed without a response."""
 
     status: int
     body: str = ""
@@ -111,7 +113,7 @@ def upload(path: str, headers: dict[str, str] | None = None, **content: Any) -> 
 
 
 def upload_photo(chance: random.Random, file: bytes, request_id: str = "") -> list[bytes]:
-    """Return a request with a photo, in one of the forms that the server accepts."""
+    """Return a request with a photo, in one of the formats that the server accepts."""
     text = base64.b64encode(file).decode()
     forms = [{"content": file}, {"files": {"image": file}}, {"json": {"image": text}}]
     return upload("captions", {"X-Request-Id": request_id}, **chance.choice(forms))
@@ -154,7 +156,7 @@ def request_of(kind: str, chance: random.Random) -> Request:
 
 
 def mixed(chance: random.Random) -> Request:
-    """Return a random request of a random kind."""
+    """Return a random request of a randomly chosen kind."""
     [kind] = chance.choices(list(KINDS), list(KINDS.values()))
     return request_of(kind, chance)
 
@@ -169,7 +171,7 @@ def scans(repeats: int) -> bytes:
 
 @cache
 def bombs() -> list[bytes]:
-    """Return files that would take long or much memory to decode."""
+    """Return files that take a lot of time or memory to decode."""
     sizes = ((23_900, 1000), (11_000, 10_000), (60_000, 20))
     return [scans(2000), scans(90), *(encoded(Image.new("L", size), "PNG") for size in sizes)]
 
@@ -199,13 +201,13 @@ PATHS = ("/v1/batch", "/v1/captions", "/api/generate", "/api/chat", "/v1/chat/co
 
 @cache
 def repeated(name: str) -> bytes:
-    """Return the repeated part of a body, about a megabyte of it."""
+    """Return about a megabyte of the pattern that a JSON body repeats."""
     part = BODIES[name][1]
     return part * max(1, 1_000_000 // len(part))
 
 
 def json_body(chance: random.Random) -> Request:
-    """Return a request of 1 to 330 MB that a parser would expand up to 20 times."""
+    """Return a JSON request of 1 to 330 MB that a parser would expand up to 20 times."""
     name = chance.choice(list(BODIES))
     start, _, end = BODIES[name]
     part = repeated(name)
@@ -234,7 +236,7 @@ def attack(chance: random.Random) -> Request:
 
 
 def send(port: int, request: Request, address: str) -> Response:
-    """Send the parts of a request over a new connection until the response arrives.
+    """Send a request part by part over a new connection, until the response arrives.
 
     Raises:
         TimeoutError: No response arrived within `PATIENCE` seconds.
@@ -255,7 +257,7 @@ def send(port: int, request: Request, address: str) -> Response:
 
 
 class Soak:
-    """The state of all clients and the problems that they found."""
+    """The state of all clients, and the problems that they have found."""
 
     def __init__(self, port: int, seconds: float) -> None:
         self.port = port
@@ -266,9 +268,9 @@ class Soak:
         """Number of responses by kind of request and status."""
         self.wrong: Counter[str] = Counter()
         self.waited: list[float] = []
-        """Seconds that each valid request took."""
+        """Duration of each valid request in seconds."""
         self.received: dict[str, Response] = {}
-        """The responses to requests with an id."""
+        """Responses to the requests that have an id."""
         self.restarting = False
         """True while the server restarts. Then it may close connections without a response."""
 
@@ -282,7 +284,7 @@ class Soak:
         """Send requests until the end.
 
         Args:
-            make: Function that makes a request.
+            make: Function that makes a random request.
             seed: Seed of the random requests.
             address: Address of this client.
             pause: Seconds between requests, or None to pause only if the server is busy.
@@ -366,7 +368,7 @@ class Server:
             time.sleep(0.1)
 
     def stop(self) -> int:
-        """Stop the server by SIGTERM and return its exit code."""
+        """Stop the server with SIGTERM, and return its exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(120)
 
@@ -374,7 +376,7 @@ class Server:
         """Print and return the peak resident memory of the server so far, in MiB."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         peak = int(status.partition("VmHWM:")[2].split()[0]) >> 10
-        print(f"at most {peak:,} MiB of memory")
+        print(f"the server used at most {peak:,} MiB of memory")
         return peak
 
     def usage(self) -> tuple[int, int]:
@@ -384,7 +386,7 @@ class Server:
 
 
 def soak_and_restart(soak: Soak, server: Server, seconds: float) -> datetime:
-    """Measure the server while clients run, restart it halfway, and return the time of SIGTERM."""
+    """Measure the server under load, restart it halfway, and return the time of SIGTERM."""
     start, half, samples = time.monotonic(), SAMPLES // 2, []
     print("| minute | memory, MiB | descriptors |\n|---|---|---|")
     for sample in range(1, SAMPLES + 1):
@@ -422,7 +424,7 @@ def check_ordinary(soak: Soak) -> None:
 
 
 def main() -> None:
-    """Soak the server, print the results, and exit with 1 if a check failed."""
+    """Stress the server, print the results, and exit with code 1 if a check fails."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, default=900)
     parser.add_argument("--attackers", type=int, default=0)
@@ -460,7 +462,7 @@ def main() -> None:
             if attackers and (peak := server.peak()) > MEMORY:
                 soak.wrong[f"the server had {peak:,} MiB"] += 1
             memory, descriptors = server.usage()
-            print(f"| the clients have left | {memory:,} | {descriptors} |\n")
+            print(f"| after the last client disconnected | {memory:,} | {descriptors} |\n")
             if descriptors > 40:
                 soak.wrong[f"{descriptors} descriptors are open after the clients have left"] += 1
             if code := server.stop():

@@ -3,13 +3,14 @@
     python scripts/benchmarks/training_step.py [--sizes 196 2048 512 9490] [--photos 32]
         [--captions 5] [--projection] [--sgrvinod FOLDER] [--att2in2 FOLDER]
 
-A step starts from stored features (frozen encoder) and ends with an optimizer step. The captions
-are as long as 3,431 captions of COCO train2017, and batches group them by length, as in training.
+A step starts from stored features (the encoder is frozen) and ends with an optimizer step. The
+lengths of the captions are taken from 3,431 captions in COCO train2017. Batches group captions by
+length, as in training.
 
-To measure the published programs, pass checkouts of their code with ``--sgrvinod`` and
-``--att2in2`` (see peers.py). They use the same features and captions. ``--projection`` also
-measures our step with features that are projected to the size of the layers, as in Att2in2. Dropout
-is 0.5 in all programs.
+To measure the published programs too, pass checkouts of their code with ``--sgrvinod`` and
+``--att2in2`` (see peers.py). All programs get the same features and captions, and use a dropout of
+0.5. With ``--projection``, the step of captioner is also measured on features that are projected to
+the size of the layers, as in Att2in2.
 """
 
 from __future__ import annotations
@@ -44,16 +45,25 @@ BUCKET = 64
 def main() -> None:
     """Measure the steps and print a table."""
     given = parser(__doc__)
-    given.add_argument("--sizes", type=int, nargs=4, default=[196, 2048, 512, 9490],
-                       help="regions, features, layers, words")  # fmt: skip
+    given.add_argument(
+        "--sizes",
+        type=int,
+        nargs=4,
+        default=[196, 2048, 512, 9490],
+        help="number of regions, size of features, size of layers, number of words",
+    )
     given.add_argument("--photos", type=int, default=32)
     given.add_argument("--captions", type=int, default=5)
     given.add_argument("--precision", choices=get_args(Precision)[1:], nargs="+")
     given.add_argument(
-        "--projection", action="store_true", help="also measure the step with projection_dim"
+        "--projection", action="store_true", help="also measure captioner with projected features"
     )
-    given.add_argument("--sgrvinod", type=Path, metavar="FOLDER", help="checkout of its code")
-    given.add_argument("--att2in2", type=Path, metavar="FOLDER", help="checkout of its code")
+    given.add_argument(
+        "--sgrvinod", type=Path, metavar="FOLDER", help="checkout of sgrvinod's tutorial"
+    )
+    given.add_argument(
+        "--att2in2", type=Path, metavar="FOLDER", help="checkout of ImageCaptioning.pytorch"
+    )
     given.add_argument("--only", help="print only the peak memory of this step")
     options = given.parse_args()
     keep_freed_memory()  # as the command line does
@@ -90,7 +100,7 @@ def main() -> None:
 
 
 def captions(options: argparse.Namespace) -> Tensor:
-    """Return a batch of captions of random words with COCO's lengths, (B, R, T + 1)."""
+    """Return a batch of captions, (B, R, T + 1), with random words and COCO's caption lengths."""
     generator = torch.Generator().manual_seed(0)
     shape = (BUCKET * options.photos, options.captions)
     pool = torch.tensor([n for n, count in LENGTHS.items() for _ in range(count)])
@@ -108,7 +118,7 @@ def captions(options: argparse.Namespace) -> Tensor:
 
 
 def make_job(name: str, options: argparse.Namespace, device: torch.device) -> Callable[[], None]:
-    """Return a function that runs a training step: forward, backward, clipping, optimizer."""
+    """Return a function that runs a whole training step of one program."""
     torch.manual_seed(0)
     regions, size, layers, words = options.sizes
     precision = name.partition(" ")[0]

@@ -4,13 +4,13 @@
         --work runs/attention --out docs [--epochs 6] [--only additive dot ...] \
         [--row NAME "options of captioner train"]
 
-All mechanisms also have the same number of epochs and the same seed. ``--data`` is a folder written
-by ``captioner prepare dataset``. The encoder is frozen, so ``captioner prepare features`` computes
-its features once. Then each row of the table is a ``captioner train`` run in --work. If the command
-is interrupted, run it again: finished runs are kept, and an unfinished run is resumed.
+All mechanisms are trained for the same number of epochs with the same seed. ``--data`` is a folder
+written by ``captioner prepare dataset``. The encoder is frozen, so ``captioner prepare features``
+computes its features once. For each row of the table, a ``captioner train`` run follows in --work.
+If the command is interrupted, run it again. It keeps finished runs and resumes an unfinished run.
 
 Scores and maps come from the best epoch of each run (``best/`` in its run folder). The script
-prints the table of docs/attention.md, and writes the figure attention_compared.jpg to --out.
+prints the table for docs/attention.md, and writes the figure attention_compared.jpg to --out.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ MECHANISMS: dict[str, str] = {
     "fixed_at_start": "decoder.attention=fixed_at_start",
     SECOND_SEED: "training.seed=1",
 }
-"""Options of each row that differ from the first row."""
+"""Options in which each row differs from the first row."""
 
 PHOTO = Path(__file__).parents[2] / "assets/examples/astronaut.jpg"
 WORDS = "a woman in an orange suit smiles in front of a flag"
@@ -91,12 +91,17 @@ SHARED: dict[str, object] = {
 
 
 def main() -> None:
-    """Train the missing rows, draw the figure, print the table."""
+    """Train the models of missing rows, draw the figure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="captions_train.json and _val")
-    parser.add_argument("--images", required=True, help="folder of the photos")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        required=True,
+        help="folder with captions_train.json and captions_val.json",
+    )
+    parser.add_argument("--images", required=True, help="folder with the photos")
     parser.add_argument("--work", type=Path, required=True, help="folder for features and runs")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the figure")
+    parser.add_argument("--out", type=Path, required=True, help="write the figure to this folder")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--only", nargs="*", choices=MECHANISMS, default=list(MECHANISMS))
     parser.add_argument(
@@ -104,7 +109,7 @@ def main() -> None:
         nargs=2,
         action="append",
         default=[],
-        help="add a row with this name and these settings",
+        help="add a row with this name and these options of captioner train",
     )
     options = parser.parse_args()
     mechanisms = {name: MECHANISMS[name] for name in options.only} | dict(options.row)
@@ -138,7 +143,7 @@ def main() -> None:
 
 
 def run_captioner(*arguments: str) -> None:
-    """Run a subcommand of captioner, and exit with its code if it cannot run."""
+    """Run a subcommand of captioner. If it fails, exit with its exit code."""
     code = subprocess.run([sys.executable, "-m", "captioner", *arguments], check=False).returncode
     if code not in (OK, FAILED):  # FAILED: a photo was left out, or the score of a run is 0
         sys.exit(code)
@@ -148,9 +153,10 @@ def run_captioner(*arguments: str) -> None:
 def map_statistics(
     captioner: Captioner, images: Sequence[Example], features: FeatureCache
 ) -> dict[str, float]:
-    """Decoder size, and mean entropy and movement of the maps for each photo's first reference.
+    """Measure the decoder's size, and the mean entropy and movement of its maps.
 
-    All mechanisms are measured on the same words, since their own captions differ.
+    Maps are computed for the first reference of each photo. All mechanisms are measured on these
+    words, because their own captions differ.
     """
     device = captioner.device
     decoder = captioner.stored.model.decoder.to(device).eval()

@@ -4,14 +4,15 @@
     python scripts/studies/hub_captioners.py --annotations captions_val.json --images photos/ \
         --out peers [--style coco] [--model Salesforce/blip-image-captioning-base ...]
 
-A model is a folder or a name on the hub. transformers must be able to load it as
-image-text-to-text, and it must work without a prompt, as BLIP, GIT and ViT-GPT2 do. The captions of
-each model are written to a COCO results file in --out, which is reused if the command is repeated.
-``captioner.evaluate`` scores them, and the script prints a Markdown table with a row per model. To
-compare two of the files photo by photo, run ``captioner evaluate --results A --compare B``.
+A model is a folder or a name on the hub. transformers must be able to load the model as
+image-text-to-text. The model must also work without a prompt, as BLIP, GIT and ViT-GPT2 do. The
+captions by each model are written to a COCO results file in --out. If the command is repeated,
+existing files are reused. ``captioner.evaluate`` scores the captions, and the script prints a
+Markdown table with a row per model. To compare two results files photo by photo, run ``captioner
+evaluate --results A --compare B``.
 
 Read the models' cards before you compare them. Many models were trained on Karpathy's split of
-COCO, which has 30,504 photos of val2014 among its training photos.
+COCO. Its training photos include 30,504 photos from val2014.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ Write = Callable[[Sequence[Image.Image]], list[str]]
 
 
 def ours(style: str | None) -> Write:
-    """Return a function that captions with the shipped model, in float32 with its own search."""
+    """Return a function that captions photos with the shipped model in float32."""
     model = captioner.load(precision="fp32")
     search = {} if style is None else {"style": style}
     return lambda photos: [caption.text for caption in model.caption(list(photos), **search)]
 
 
 def peer(name: str) -> Write:
-    """Return a function that captions with a model from the hub, with three beams as ours has."""
+    """Return a function that captions photos with a model from the hub, with three beams."""
     import torch
     from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
@@ -97,9 +98,13 @@ def main() -> None:
     """Write the results files and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--annotations", required=True, help="COCO captions file")
-    parser.add_argument("--images", required=True, help="folder of its photos")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the results files")
-    parser.add_argument("--model", nargs="+", default=MODELS, help="names on the hub, or folders")
+    parser.add_argument("--images", required=True, help="folder with the photos")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="write the results files to this folder"
+    )
+    parser.add_argument(
+        "--model", nargs="+", default=MODELS, help="models to compare: names on the hub, or folders"
+    )
     parser.add_argument("--style", help="style of the shipped model's captions")
     given = parser.parse_args()
     images = read_dataset([given.annotations], [given.images])

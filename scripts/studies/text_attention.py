@@ -1,15 +1,15 @@
-"""Compare attention over words with a single vector, on translating number words to digits.
+"""Compare attention over words with a single summary vector, on translating numbers to digits.
 
     python scripts/studies/text_attention.py --out docs [--steps 2500]
 
     six thousand two hundred eight  ->  6 2 0 8
 
-Two models are trained on the same generated examples and differ in one setting. The first model
-attends to the source words. The second model uses the same single vector for the whole source at
-every step. The numbers used for testing are not used for training.
+Two models are trained on the same generated examples, and differ in one setting. The first model
+attends to the source words. The second model uses a single vector for the whole source, the same at
+every step. Numbers for testing are not used for training.
 
-The script prints the accuracy by input length. It writes text_accuracy.png and text_alignment.png,
-the attention of the first model for each digit, to --out.
+The script prints the accuracy by input length, and writes two figures to --out. text_accuracy.png
+shows the accuracy, and text_alignment.png shows the attention of the first model for each digit.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ def spell(number: int) -> list[str]:
 
 
 def random_number(generator: random.Random, *, test: bool) -> int:
-    """Sample a number with 1 to MOST_DIGITS digits, all lengths with the same probability.
+    """Sample a number with 1 to MOST_DIGITS digits. All lengths are equally likely.
 
-    ``test``: sample from the tenth of all numbers that is used for tests only.
+    With ``test``, sample from the tenth of all numbers that is used only for tests.
     """
     while True:
         digits = generator.randint(1, MOST_DIGITS)
@@ -92,7 +92,7 @@ def batch_of(numbers: list[int]) -> tuple[Tensor, Tensor]:
 
 
 class TextModel(nn.Module):
-    """A bidirectional LSTM as the encoder and a decoder of captioner, with words as regions.
+    """A translation model: a bidirectional LSTM and captioner's decoder, with words as regions.
 
         a_i = [forward h_i; backward h_i],   summary = [forward h_L; backward h_1]
 
@@ -155,7 +155,7 @@ def read(model: TextModel, numbers: list[int]) -> list[Hypothesis]:
 def main() -> None:
     """Train both models, then evaluate and plot them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder for the figures")
+    parser.add_argument("--out", type=Path, required=True, help="write the figures to this folder")
     parser.add_argument("--steps", type=int, default=2500)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
