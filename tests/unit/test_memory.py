@@ -61,7 +61,10 @@ def test_freed_memory_is_kept() -> None:
     ],
 )
 def test_exhausted_memory_is_one_line_with_advice(error, expected) -> None:
-    with pytest.raises(CaptionerError, match=f"^{expected}$"), memory_errors("lower it"):
+    with (
+        pytest.raises(CaptionerError, match=f"^captioner ran {expected}$"),
+        memory_errors("lower it"),
+    ):
         raise error if error else torch.empty(1 << 62, dtype=torch.uint8)
 
 
