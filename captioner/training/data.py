@@ -30,7 +30,7 @@ Words = list[list[list[str]]]
 def read_data(config: DataConfig, *, renumber: bool = False) -> tuple[list[Example], list[Example]]:
     """Read the captions of the training and the validation photos, and locate the photos.
 
-    Training photos have at least ``min_captions`` captions. For ``renumber``, see
+    Training photos with fewer than ``min_captions`` captions are left out. For ``renumber``, see
     ``read_dataset``.
     """
 
@@ -56,13 +56,13 @@ def read_data(config: DataConfig, *, renumber: bool = False) -> tuple[list[Examp
     train = [photo for photo in train if len(photo.captions) >= config.min_captions]
     if not train:
         raise ConfigError(
-            f"no training photo has {config.min_captions} captions; lower data.min_captions"
+            f"no training photo has at least {config.min_captions} captions; lower data.min_captions"
         )
     return train, val
 
 
 def first_of_styles(photos: Sequence[Example], count: int) -> list[Example]:
-    """Return the first ``count`` photos (0: all), with equal numbers per style if possible."""
+    """Return the first ``count`` photos, or all for 0, with equal numbers per style if possible."""
     numbers = Counter[str]()  # photos of each style so far
     ranks = []
     for index, photo in enumerate(photos):
@@ -93,7 +93,7 @@ def new_vocabulary(photos: Sequence[Example], config: DataConfig) -> tuple[Vocab
     vocabulary = Vocabulary.count(chain.from_iterable(words), config.vocabulary_threshold, styles)
     if not vocabulary.words:
         raise ConfigError(
-            f"no word occurs {config.vocabulary_threshold} times in the training captions; lower "
+            f"no word occurs at least {config.vocabulary_threshold} times in the training captions; lower "
             "data.vocabulary_threshold"
         )
     return vocabulary, words
@@ -103,7 +103,7 @@ def check_spaces(captions: Sequence[str]) -> None:
     """Check that captions can be split into words.
 
     Raises:
-        ConfigError: They have no spaces.
+        ConfigError: The captions are written without spaces.
     """
     if lacks_spaces(captions):
         raise ConfigError(
@@ -165,9 +165,9 @@ def open_features(
         stage is None or order.index(stage) > order.index(finetune_from)
     ):
         raise ConfigError(
-            f"data.features contains {f'the input of {stage}' if stage else 'the output'} of the "
-            f"encoder, and encoder.finetune_from {finetune_from} changes it; leave data.features "
-            "out, or for EfficientNet-Lite run captioner prepare features with that setting"
+            f"data.features was computed with encoder layers that encoder.finetune_from "
+            f"{finetune_from!r} trains; leave out data.features, or compute the features again "
+            "with this setting (EfficientNet-Lite only)"
         )
     key = feature_fingerprint(encoder, model.preprocessing, stage)
     cache = FeatureCache(config.data.features, key)
@@ -180,7 +180,7 @@ def open_features(
 
 
 def check_images(images: Sequence[Example], cache: FeatureCache | None) -> None:
-    """Check that all validation photos can be read, to fail now and not after an epoch.
+    """Check before training that all validation photos can be read.
 
     Raises:
         ImageError: A photo cannot be read.

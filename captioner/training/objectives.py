@@ -6,7 +6,9 @@
     SelfCritical        rewards of captions that the model has sampled
 
 The loss is a sum over words. The training loop divides it by the words of all parts and processes.
-With both objectives, ``training.reading`` also trains the model's reading of the photos.
+Both objectives can also train the reading network, which predicts the content words of a photo (see
+``model.reading``). ``training.reading`` is the weight of its loss. A stem stands for all forms of a
+word: the stem "dog" stands for dog and dogs.
 
 Notation: B photos, R captions (or samples) per photo, T steps, S stems.
 """
@@ -48,7 +50,7 @@ from captioner.training.reading import StemsOfPhotos
 def build_objective(
     config: TrainConfig, photos: Sequence[Example], initial: StoredModel
 ) -> Objective:
-    """Build ``training.objective`` for a run that starts from the initial model."""
+    """Build the objective that ``training.objective`` names, for a run that starts from a model."""
     stems = None
     if config.training.reading:
         assert initial.reading is not None
@@ -64,7 +66,12 @@ class Objective:
     """Base class for objectives: the loss of a batch, and the sums that a run reports."""
 
     def __init__(self, training: TrainingConfig, *, stems: StemsOfPhotos | None = None) -> None:
-        """Set the weights of the losses, and the stems for the reading, if it is trained."""
+        """Create the objective.
+
+        Args:
+            training: The settings of the run, with the weights of the losses.
+            stems: Targets of the reading network, or None if the run does not train it.
+        """
         self.training, self.stems = training, stems
         self._sums: defaultdict[str, Any] = defaultdict(float)
 
@@ -76,23 +83,26 @@ class Objective:
         raise NotImplementedError
 
     def sums(self) -> dict[str, float | Tensor]:
-        """Return the ``state.EPOCH_SUMS`` of all batches since the last call.
+        """Return sums over all batches since the last call, by their names in ``EPOCH_SUMS``.
 
-        The loss is a tensor on the device, because reading it would make every step wait.
+        The loss stays a tensor on the device, because converting it would make every step wait.
         """
         sums, self._sums = dict(self._sums), defaultdict(float)
         return sums
 
     def signature(self) -> str:
-        """Return the settings that two runs with comparable rewards share, or an empty string."""
+        """Return a description of how rewards are computed, or an empty string without rewards.
+
+        Rewards of two runs can be compared if the descriptions are equal.
+        """
         return ""
 
     def _weighted(
         self, model: CaptionModel, features: Tensor, losses: Losses, image_ids: Sequence[int | None]
     ) -> Tensor:
-        """Return the weighted sum of the losses, with the reading's loss if it is trained.
+        """Return the weighted sum of the losses, including the reading network's loss if trained.
 
-        The image ids of photos that could not be read are None.
+        An image id of None marks a photo that could not be read.
         """
         if self.stems is not None:
             assert model.reading is not None
@@ -118,7 +128,7 @@ class ReferenceCaptions(Objective):
     """Cross-entropy of the reference captions."""
 
     def __call__(self, model: CaptionModel, batch: Batch) -> tuple[Tensor, int]:
-        """See ``Objective``."""
+        """Return the summed loss and the number of words in the reference captions."""
         features = encode(model, batch)
         memory = model.decoder.memory(features)
         smoothing = self.training.label_smoothing
@@ -165,7 +175,7 @@ def policy_gradient_loss(
 
 
 class SelfCritical(Objective):
-    """Rewards for sampled captions, from the metric that evaluates captions.
+    """Objective that rewards sampled captions by the metrics that evaluate captions.
 
     The model samples captions for every photo. Each caption has a reward r, its score against the
     references. The baseline b is the mean reward of the photo's other samples. The difference
@@ -176,7 +186,7 @@ class SelfCritical(Objective):
     Source: Rennie et al. 2017 (arXiv:1612.00563), equation 9, where the baseline is the reward of
     the greedy caption. The mean of the other samples is from Luo 2020 (arXiv:2003.09971).
     Deviation: Dropout is off, so that the gradient belongs to the model that was sampled from.
-    Tokens that are never generated (padding, start, unknown) are excluded from both. The sum is
+    Tokens that are never generated (padding, start, unknown) are excluded from sampling and loss. The sum is
     divided by the number of sampled words, as for cross-entropy. ``training.attention_penalty`` is
     added.
     """
@@ -207,7 +217,10 @@ class SelfCritical(Objective):
         self._endings = frozenset(vocabulary.whole_words(BAD_ENDINGS))
 
     def __call__(self, model: CaptionModel, batch: Batch) -> tuple[Tensor, int]:
-        """See ``Objective``. A photo's samples depend only on seed, step and photo."""
+        """Return the surrogate loss and the number of sampled words.
+
+        The samples of a photo depend only on the seed, the step and the photo.
+        """
         captioned = (batch.tokens[:, 0, 0] != PAD).nonzero().squeeze(1)  # other rows are fillers
         if not len(captioned):  # gradients of 0 for the weights that other processes train
             return self._nothing(model, batch)
@@ -285,7 +298,7 @@ class SelfCritical(Objective):
         return torch.from_numpy(rewards - baselines).float()
 
     def signature(self) -> str:
-        """Return the settings that two runs with comparable rewards share."""
+        """Return a description of how the rewards are computed."""
         config = self.config
         extra = f"|cross_entropy:{config.cross_entropy}" if config.cross_entropy else ""
         return f"{self.reward.signature()}|baseline:leave_one_out|samples:{config.samples}{extra}"

@@ -1,4 +1,6 @@
-"""Training of a model's reading of photos: its words, and its targets for every photo.
+"""Stems and training targets of the reading network, which predicts a photo's content words.
+
+See ``model.reading``. A stem stands for all forms of a word: "dog" stands for dog and dogs.
 
 Notation: B photos, S stems.
 """
@@ -19,14 +21,14 @@ from captioner.model.reading import PhotoReading
 from captioner.text.content import content_stems, stem
 
 MIN_PHOTOS = 40
-"""Smallest number of photos with a stem in their captions for the reading to learn the stem."""
+"""The reading network learns a stem only if the captions of this many photos contain it."""
 
 
 def add_reading(stored: StoredModel, photos: Sequence[Example]) -> None:
-    """Add a new reading to a model, for all stems that are frequent enough in the captions.
+    """Add a new reading network to a model, for all stems that are frequent in the captions.
 
-    A stem is left out if the vocabulary has none of its words, unless the vocabulary consists of
-    pieces. Stems are sorted by frequency, with the most frequent stem first.
+    A stem is left out if the vocabulary contains no word with this stem. A vocabulary of sub-word
+    pieces keeps all stems. The most frequent stem comes first.
 
     Raises:
         DataError: No stem is frequent enough.
@@ -44,7 +46,7 @@ def add_reading(stored: StoredModel, photos: Sequence[Example]) -> None:
     if not stems:
         raise DataError(
             f"no content word is in the captions of {MIN_PHOTOS} training photos, so the reading "
-            "cannot learn any word; train on more photos"
+            "network cannot learn any word; train on more photos, or set training.reading to 0"
         )
     model = stored.model
     model.reading = PhotoReading(model.feature_dim, len(stems))
@@ -54,7 +56,7 @@ def add_reading(stored: StoredModel, photos: Sequence[Example]) -> None:
 
 
 class StemsOfPhotos:
-    """The number of captions of every photo that contain each stem of a reading."""
+    """For every photo, the number of captions that contain each stem."""
 
     def __init__(self, photos: Sequence[Example], stems: Sequence[str]) -> None:
         """Count the stems in the captions of the training photos."""
@@ -68,9 +70,9 @@ class StemsOfPhotos:
             self._counts[photo.image_id] = len(captions), counts
 
     def of_photos(self, image_ids: Sequence[int | None]) -> tuple[Tensor, Tensor]:
-        """Count captions: those with each stem, (B, S), and all captions of each photo, (B,).
+        """Return each photo's number of captions with each stem, (B, S), and of captions, (B,).
 
-        The id None means a photo that could not be read. Its counts are 0.
+        The id None stands for a photo that could not be read. Its counts are 0.
         """
         counts = torch.zeros(len(image_ids), self._stems)
         captions = torch.zeros(len(image_ids))

@@ -77,7 +77,7 @@ def test_a_registered_encoder_can_be_used() -> None:
         (lambda: register_scorer("fixed", MyScorer), "scorer 'fixed' is built in"),
         (lambda: register_scorer("a b", MyScorer), "scorer name 'a b' is invalid; use letters"),
         (lambda: register_scorer(5, MyScorer), "scorer name 5 is invalid"),
-        (lambda: register_encoder("resnet18", Patches), "'resnet18' is torchvision's"),
+        (lambda: register_encoder("resnet18", Patches), "'resnet18' is a torchvision"),
         (lambda: register_encoder("timm/mine", Patches), "'timm/mine' is invalid"),
     ],
 )
