@@ -24,7 +24,7 @@ from captioner.model.attention import (
 
 
 def dot_products(query: Tensor, keys: Tensor) -> Tensor:
-    """Return q^T k_i, (..., R, L), of queries (..., R, N) and keys (..., L, N), without autocast."""
+    """Return q^T k_i (..., R, L) of queries (..., R, N) and keys (..., L, N), without autocast."""
     with torch.autocast(query.device.type, enabled=False):
         return torch.matmul(widen(query), keys.transpose(-1, -2))
 

@@ -18,7 +18,7 @@ The word *gate* has two meanings. ``gate`` computes beta, one number per word. `
 
 Notation: B photos, R captions (or beams) per photo, T steps, L regions, V vocabulary size.
 D feature size (after the projection, if the decoder has one), N hidden size, E embedding size.
-The matrices E, L_o, L_h and L_z have the names of the paper.
+The matrices E, L_o, L_h and L_z are named as in Xu et al. 2015.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Decoder(nn.Module):
         return config.embed_dim
 
     def add_layers(self, config: DecoderConfig) -> None:
-        """Create the layers that belong to this subclass only."""
+        """Create the additional layers of a subclass."""
         raise NotImplementedError
 
     def memory(
@@ -141,7 +141,7 @@ class Decoder(nn.Module):
         return self.attention.memory(features, summary, mask)
 
     def start(self, memory: Memory, captions: int = 1) -> State:
-        """Compute the initial state from the summary. Each tensor is (B, captions, N)."""
+        """Compute the initial state from ``memory.summary``. Each tensor is (B, captions, N)."""
         hidden = torch.tanh(widen(self.init_hidden(memory.summary)))
         cell = torch.tanh(widen(self.init_cell(memory.summary)))
         return State(hidden.expand(-1, captions, -1), cell.expand(-1, captions, -1))
@@ -202,8 +202,8 @@ class Decoder(nn.Module):
 
         Args:
             memory: The memory of the photos, (B, ...).
-            tokens: Start token and words, (B, R, T). In shorter captions, the end token and padding
-                follow.
+            tokens: Start token and words, (B, R, T). Shorter captions continue with the end
+                token and padding.
         """
         tokens = upload(tokens, memory.summary.device)
         embedded, word_inputs = self.words(tokens)  # (B, R, T, E) and (B, R, T, 4N)

@@ -113,11 +113,11 @@ def fold_norms(network: nn.Module) -> None:
 
 
 def recompute_blocks(network: nn.Module) -> None:
-    """Save memory: recompute the activations inside of blocks in the backward pass.
+    """Recompute the activations inside blocks during the backward pass, to save memory.
 
-    The activations are up to six times as wide as the blocks' inputs. Only the inputs are kept.
-    Call it after the parameters to train are chosen, because blocks before the first of them keep
-    nothing anyway.
+    Activations inside a block have up to six times as many channels as the block's input. Only the
+    input is kept. Call this function after you have chosen the trainable parameters. Blocks before
+    the first trainable parameter are not recomputed, because they keep no activations.
 
     Raises:
         ConfigError: The network is not an EfficientNet-Lite.
@@ -166,7 +166,7 @@ class Block(nn.Module):
         return recorded
 
     def run(self, features: Tensor) -> Tensor:
-        """Run the block, with its activations kept for the backward pass."""
+        """Run the block without recomputation."""
         added = features if self.skips else None
         if not self.expands:
             inner = self.conv_dw.layer(self.bn1, features, relu6=True)
@@ -192,7 +192,7 @@ class Convolution(nn.Conv2d):
         return self.convolve(input, self.weight, self.bias)
 
     def convolve(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Run the convolution with the given weights, which have the shape of its own."""
+        """Convolve features with the weights that are passed, not with the module's own weights."""
         padded, stride, padding = self.pad(features), self.stride[0], int(self.padding[0])
         return nn.functional.conv2d(padded, weight, bias, stride, padding, groups=self.groups)
 

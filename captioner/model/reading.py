@@ -1,11 +1,11 @@
-"""The reading of a photo: the content words that the photo shows, and the regions that show them.
+"""The reading network, which predicts the content words that a photo shows and where it shows them.
 
-A small network looks at every region of the encoder's grid and at the mean of the regions:
+It is a small network that reads every region of the encoder's grid and the mean of the regions:
 
     h_l   = relu(W a_l + b)
     r_lk  = w_k . h_l                                        evidence of region l for word k
-    z_k   = log(1/L sum_l exp(r_lk)) + u_k . mean_l a_l + c_k    log-odds that the photo shows it
-    m_lk  = r_lk + u_k . mean_l a_l + c_k                        the map of the word
+    z_k   = log(1/L sum_l exp(r_lk)) + u_k . mean_l a_l + c_k    log-odds that the photo shows k
+    m_lk  = r_lk + u_k . mean_l a_l + c_k                        the map of word k
 
 So z_k is the logarithm of the mean of exp(m_lk). Words are stems from ``text.content``. For
 example, "dog" stands for dog and dogs.
@@ -31,7 +31,7 @@ from captioner.model.attention import widen
 HIDDEN = 384
 """Default hidden size."""
 DROPOUT = 0.2
-"""Share of the features, and of the hidden units, that training drops."""
+"""Dropout probability of the features and the hidden units."""
 
 
 class ReadWords(NamedTuple):
@@ -44,7 +44,7 @@ class ReadWords(NamedTuple):
 
 
 class PhotoReading(nn.Module):
-    """The network of the equations above."""
+    """The reading network. The equations are in the docstring of the module."""
 
     def __init__(self, feature_dim: int, stems: int, hidden: int = HIDDEN) -> None:
         """Create the layers for D features and S stems."""
@@ -67,7 +67,7 @@ class PhotoReading(nn.Module):
         return self.reduce.out_features
 
     def start_at(self, shares: Tensor) -> None:
-        """Set the biases so that the untrained network predicts each word's share of photos, (S,).
+        """Set the biases so that the network starts with each word's share of captions, (S,).
 
         Otherwise the first epochs would learn only how frequent words are.
         """

@@ -56,7 +56,8 @@ def read_data(config: DataConfig, *, renumber: bool = False) -> tuple[list[Examp
     train = [photo for photo in train if len(photo.captions) >= config.min_captions]
     if not train:
         raise ConfigError(
-            f"no training photo has at least {config.min_captions} captions; lower data.min_captions"
+            f"no training photo has at least {config.min_captions} captions; lower "
+            "data.min_captions"
         )
     return train, val
 
@@ -93,8 +94,8 @@ def new_vocabulary(photos: Sequence[Example], config: DataConfig) -> tuple[Vocab
     vocabulary = Vocabulary.count(chain.from_iterable(words), config.vocabulary_threshold, styles)
     if not vocabulary.words:
         raise ConfigError(
-            f"no word occurs at least {config.vocabulary_threshold} times in the training captions; lower "
-            "data.vocabulary_threshold"
+            f"no word occurs at least {config.vocabulary_threshold} times in the training "
+            "captions; lower data.vocabulary_threshold"
         )
     return vocabulary, words
 

@@ -99,7 +99,7 @@ class Forward(nn.Module):
 
 
 class Trainer:
-    """Training of one model in one run folder."""
+    """A run that trains one model and writes to one run folder."""
 
     def __init__(self, setup: Setup, folder: RunFolder) -> None:
         """Build optimizer, data source and objective, without writing anything."""

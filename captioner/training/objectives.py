@@ -186,9 +186,9 @@ class SelfCritical(Objective):
     Source: Rennie et al. 2017 (arXiv:1612.00563), equation 9, where the baseline is the reward of
     the greedy caption. The mean of the other samples is from Luo 2020 (arXiv:2003.09971).
     Deviation: Dropout is off, so that the gradient belongs to the model that was sampled from.
-    Tokens that are never generated (padding, start, unknown) are excluded from sampling and loss. The sum is
-    divided by the number of sampled words, as for cross-entropy. ``training.attention_penalty`` is
-    added.
+    Tokens that are never generated (padding, start, unknown) are excluded from sampling and loss.
+    The sum is divided by the number of sampled words, as for cross-entropy.
+    ``training.attention_penalty`` is added.
     """
 
     def __init__(

@@ -189,7 +189,7 @@ def _load_initial_model(config: TrainConfig) -> StoredModel:
     """Load the model of ``init_from``.
 
     Raises:
-        ConfigError: The config changes more of the model than its input and dropout.
+        ConfigError: The config changes settings of the model other than its input and dropout.
     """
     assert config.init_from is not None
     stored = load_model(config.init_from)

@@ -32,8 +32,8 @@ from captioner.model.kernels.word_gates import WordGates
 def accelerate(model: nn.Module, *, fixed: bool = False) -> None:
     """Add the kernels to all decoders and encoders in a module, in place.
 
-    Parameters, their names and hooks stay the same. A second call changes nothing. Custom decoders,
-    scorers and layers are accelerated if they inherit the plain method.
+    Parameters, parameter names and hooks do not change. A second call has no effect. A custom
+    decoder, scorer or layer is accelerated if it inherits the method that the kernel replaces.
 
     Args:
         model: Caption model, decoder or encoder.
@@ -57,7 +57,7 @@ def accelerate(model: nn.Module, *, fixed: bool = False) -> None:
 
 
 def _put_on(module: nn.Module, kernel: type[Any], replaced: Any) -> None:
-    """Make a module an instance of a kernel, unless its class has its own ``replaced`` method."""
+    """Change a module's class to a kernel, unless the module overrides the method ``replaced``."""
     own: Any = type(module)
     if getattr(own, replaced.__name__) is replaced:
         module.__class__ = _combined(kernel, own)  # type: ignore[arg-type]
@@ -65,5 +65,5 @@ def _put_on(module: nn.Module, kernel: type[Any], replaced: Any) -> None:
 
 @cache
 def _combined(kernel: type[Any], own: type[Any]) -> type[Any]:
-    """Return a subclass of both classes, in which the methods of the kernel come first."""
+    """Return a subclass of both classes that uses the kernel's methods first."""
     return type(f"{kernel.__name__}{own.__name__}", (kernel, own), {"__module__": own.__module__})

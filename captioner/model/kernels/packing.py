@@ -95,7 +95,7 @@ class PackedDecoder(Decoder):
 
     @contextmanager
     def deferred_gradients(self, steps: Steps) -> Iterator[None]:
-        """Let the decoder's parts collect gradients over these steps, if it is trained."""
+        """Collect the kernels' weight gradients over all steps, if the decoder is in training."""
         learning = torch.is_grad_enabled() and self.training
         kernels = [
             part
