@@ -153,7 +153,7 @@ def test_what_a_model_cannot_be_calibrated_with(own, model, run) -> None:
     for options, problem in (
         (("--other-images", model / "kinds"), "has 1 folder with images; add a folder"),
         (("--objects", model / "objects.json"), "objects.json"),
-        (("--temperature", 1), "temperature is 1.0, but only captions"),
+        (("--temperature", 1), "temperature is 1.0, but sampled captions"),
     ):
         code, _, err = run("calibrate", "--model", model, *own.arguments, *options)
         assert code in (FAILED, USAGE)

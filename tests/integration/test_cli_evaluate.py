@@ -253,7 +253,7 @@ def test_attention_is_measured_in_boxes_of_phrases(tiny, captioned, tmp_path, ru
     stranger = written(tmp_path / "stranger.json", {"other.png": entries["other.png"]})
     code, _, err = run("evaluate", *captioned, "--phrases", stranger)
     assert (code, err.count("\n")) == (FAILED, 1)
-    assert "has no phrases for the photos of" in err
+    assert "has no phrases for the photos in" in err
 
 
 # --- METEOR and SPICE ----------------------------------------------------------------------------
