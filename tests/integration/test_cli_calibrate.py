@@ -143,7 +143,7 @@ def test_judged_captions_take_the_place_of_references(own, model, run, tmp_path)
     for text in ("image,caption\n0.png,a\n", "image,caption,grade\n0.png,a,good\n", "caf\xe9\n"):
         table.write_text(text, encoding="latin-1")
         code, _, err = run(*command, "--force")
-        assert (code != OK, "judged.csv:" in err) == (True, True)
+        assert (code != OK, "judged.csv" in err) == (True, True)
 
 
 def test_what_a_model_cannot_be_calibrated_with(own, model, run) -> None:
