@@ -62,8 +62,8 @@ KINDS = {
 }
 """Groups of words that are counted in captions, to measure biases."""
 STAGE = (
-    "- `{run}`: {epochs} epochs, {minutes} minutes of training; best after epoch {best_epoch} "
-    "(CIDEr {CIDEr:.3f} in its own validation)."
+    "- `{run}`: {epochs} epochs in {minutes} minutes. Epoch {best_epoch} is best "
+    "(CIDEr {CIDEr:.3f} in the validation of this stage)."
 )
 UNSEEN = "Nobody has looked at the captions of this model yet."
 PHOTOS = 100
@@ -266,15 +266,15 @@ def confidence_table(calibrator: Calibrator | None) -> str:
     if calibrator is None:
         return "This model is not calibrated: captions have no confidence."
     meaning = (
-        "nothing in a caption is false, as people judge"
+        "a judge finds nothing false in a caption"
         if calibrator.threshold is None
         else f"the CIDEr-D of a caption is at least {calibrator.threshold}"
     )
     rows = [
-        f"`caption.confidence` estimates the probability that {meaning}, by 10-fold "
-        "cross-validation:",
+        f"`caption.confidence` is the estimated probability that {meaning}. This table shows how "
+        "good the estimate is, measured by 10-fold cross-validation:",
         "",
-        "| captions | right | AUROC, right or not | calibration error (95% interval) |",
+        "| captions | right | AUROC | calibration error (95% interval) |",
         "|---|---|---|---|",
     ]
     for name, part in calibrator.report.items():

@@ -118,9 +118,7 @@ def test_ship_model_writes_scores_and_a_card(
     assert "This model is not calibrated" in card
     # Once to know the truth of words, once with the search that ships.
     assert ["calibrate" in command for command in commands] == [True, True]
-    assert (
-        "`one_stage`: 2 epochs, 2 minutes of training; best after epoch 1 (CIDEr 0.400 in" in card
-    )
+    assert "`one_stage`: 2 epochs in 2 minutes. Epoch 1 is best (CIDEr 0.400 in" in card
 
 
 def test_each_stage_of_the_recipe_starts_from_the_previous_one() -> None:
