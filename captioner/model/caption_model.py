@@ -1,7 +1,7 @@
-"""The whole model as one module: encoder, decoder and reading.
+"""The whole model as one module: an encoder, a decoder and an optional reading network.
 
-The reading is a small network that predicts from the features which content words people would use
-for the photo (see ``model.reading``).
+The reading network predicts from the features which content words people would use for the photo
+(see ``model.reading``).
 
 Notation: B photos, L regions, D feature size, H and W pixels.
 """
@@ -26,7 +26,7 @@ class CaptionModel(nn.Module):
     """The network that is trained and saved. Losses and search call its parts, not ``forward``."""
 
     reading: PhotoReading | None
-    """The network that reads words from a photo, or None if the model has no reading."""
+    """The reading network (see ``model.reading``), or None in a model without it."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class CaptionModel(nn.Module):
 
     @cached_property
     def geometry(self) -> Geometry:
-        """The places of the regions in the encoder's input (pixels)."""
+        """The positions of the regions in the encoder's input (pixels)."""
         return locate_regions(self.encoder, self.preprocessing.image_size)
 
     def encode(self, pixels: Tensor) -> Tensor:

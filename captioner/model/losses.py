@@ -8,7 +8,7 @@ A caption has n words y_t, and the end token counts as the last word. The losses
 batch. Training divides the total by the number of words, so lambda weighs the penalty per word.
 
 ``hard_attention`` has two more losses for its choice of regions. ``reading`` has the loss of the
-network that reads words from a photo.
+reading network, which predicts the content words of a photo.
 
 Notation: B photos, R captions per photo, T steps of the longest caption.
 L regions, V vocabulary size, W words of all captions.
@@ -39,7 +39,7 @@ class Losses(NamedTuple):
     hard: HardLosses | None = None
     """Sums over words, or None for soft attention."""
     reading: Tensor | None = None
-    """Sum over photos (see ``reading_loss``), or None if the reading is not trained."""
+    """Sum over photos (see ``reading_loss``), or None if the network is not trained."""
 
     def total(self, config: TrainingConfig) -> Tensor:
         """Return the weighted sum that training minimizes."""

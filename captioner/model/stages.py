@@ -19,7 +19,7 @@ from captioner.model.efficientnet_lite import EfficientNetLite
 
 
 class StagedEncoder(nn.Module):
-    """Base class of `Encoder` with everything that concerns stages."""
+    """Base class of `Encoder` with the methods that deal with stages."""
 
     name: str
     backbone: nn.Module
@@ -29,7 +29,7 @@ class StagedEncoder(nn.Module):
         raise NotImplementedError
 
     def stages(self) -> list[str]:
-        """Return the names that ``finetune_from`` accepts, first layers first."""
+        """Return the stage names that ``finetune_from`` accepts, in the order of the layers."""
         names: list[str] = []
         for parameter, _ in self.backbone.named_parameters():
             parts = parameter.split(".")

@@ -1,4 +1,4 @@
-"""Dry run: a few steps and captions, which show that a run can start and what it will need."""
+"""Dry run, which checks that a run can start and estimates the time and memory it needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State of a run: everything that its steps change, and the settings that must stay the same."""
+"""State of a run: everything that training steps change, and settings that must not change."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class WordGates:
             self._compute(set(self.missing))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """Give a copied decoder no table, because its weights may change."""
+        """Return None, so that a copied decoder has no table. Its weights may change."""
         return
 
     def look_up(self, tokens: Tensor) -> Tensor:
