@@ -57,7 +57,7 @@ def test_corrected_captions_reach_photos(tiny, capsys) -> None:
     assert "2 photos left unchanged, with the same caption by captioner" in capsys.readouterr().err
     assert Path("holiday/b.png").read_bytes() == before
     assert main(["apply", "--remove", "holiday"]) == OK
-    assert "4 captions removed; 2 texts by people kept" in capsys.readouterr().err
+    assert "removed 4 captions and kept 2 texts by people" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("album")
