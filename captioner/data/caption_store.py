@@ -30,6 +30,7 @@ from captioner.data.metadata import (
 from captioner.data.photo_metadata import (
     NotEditableError,
     find_in_photo,
+    find_inside,
     require_exiftool,
     with_description,
     without_own_description,
@@ -139,8 +140,7 @@ class Store:
         if sidecar == "txt":
             return Found() if target.exists() else None
         if sidecar:
-            there = find_in_sidecar(target.read_bytes()) if target.exists() else Found()
-            return there if there.text else None
+            return self._found_for_sidecar(photo, target)
         if self.folder is not None and target.exists() and target.samefile(photo):
             raise ConfigError(
                 f"--embed {self.folder} is the folder of the photos; choose a different folder, "
@@ -154,6 +154,19 @@ class Store:
         if self.folder is None or not target.exists():
             return there if there.text else None
         return find_in_photo(target, exiftool=self.options.exiftool)
+
+    def _found_for_sidecar(self, photo: Path, target: Path) -> Found | None:
+        """Return the description that an XMP sidecar would replace or hide, or None.
+
+        A description by captioner in the photo itself does not count, because hiding it loses no
+        text by a person.
+        """
+        for path in (target, *(path for path in own_places(photo)[:-1] if path != target)):
+            there = find_in_sidecar(path.read_bytes()) if path.exists() else Found()
+            if there.text:
+                return there
+        there = find_inside(photo)
+        return there if there.text and not there.own else None
 
     def write(
         self, photo: Path, text: str, keywords: Sequence[str], mark: Mark | None = None
@@ -269,7 +282,7 @@ class Store:
             that cannot be written to.
         """
         owners: dict[Path, Path] = {}
-        existing: list[Path] = []
+        existing: dict[Path, Found] = {}
         unchanged: list[Path] = []
         problems: list[str] = []
         for photo in photos:
@@ -278,7 +291,7 @@ class Store:
                 if there and there.own and there.text == texts.get(photo):
                     unchanged.append(photo)
                 elif there and (self.existing in (None, "skip") or self._is_other(there)):
-                    existing.append(photo)
+                    existing[photo] = there
             except (DataError, OSError) as error:
                 problems.append(self._problem(photo, error))
                 continue
@@ -290,13 +303,7 @@ class Store:
                     "rename one photo" + " or use --sidecar-name photo.jpg.xmp" * xmp
                 )
         if existing and self.existing is None:
-            target = self.target(existing[0])
-            beside = target != existing[0] and _exists(target)
-            where = f"a caption in {target}" if beside else "a description"
-            raise ConfigError(
-                f"{first_of(existing)} already has {where}; add --skip-existing to keep existing "
-                "captions, or --force to replace them"
-            )
+            raise ConfigError(self._existing_problem(existing))
         if existing:
             done = "copied unchanged" if self.folder else "skipped"
             photos_kept = f"{len(existing)} of {len(owners)} photos"
@@ -314,6 +321,25 @@ class Store:
         kept = [*existing, *unchanged]
         left = {*kept}
         return [photo for photo in owners.values() if photo not in left], kept, problems
+
+    def _existing_problem(self, existing: Mapping[Path, Found]) -> str:
+        """Return the error for photos with captions, with who wrote them and what can be done."""
+        photos, own = [*existing], sum(there.own for there in existing.values())
+        target = self.target(photos[0])
+        beside = target != photos[0] and _exists(target)
+        where, by = (f"a caption in {target}" if beside else "a description"), ""
+        if self.options.sidecar != "txt":  # text files do not record who wrote them
+            people = len(photos) - own
+            by = f" ({people:,} by people, {own:,} by captioner)"
+            if not (people and own):
+                by = " by captioner" if own else " by a person"
+        replace_own = (
+            "--existing replace-own to replace only captions by captioner, " if own else ""
+        )
+        return (
+            f"{first_of(photos)} already has {where}{by}; add --existing skip to keep existing "
+            f"captions, {replace_own}or --existing replace to replace them"
+        )
 
     def _is_older(self, target: Path, photo: Path) -> bool:
         """Return whether a sidecar was written before its photo was modified."""
@@ -429,22 +455,20 @@ def remove_own(path: Path, *, exiftool: bool) -> Found:
         The description that the file had before.
 
     Raises:
+        NotEditableError: The photo's format cannot be edited.
         DataError: The file cannot be edited.
         OSError: The file cannot be read or written.
     """
     if path.suffix == ".xmp":
         before = path.read_bytes()
         found, after = find_in_sidecar(before), remove_from_sidecar(before)
-        if found.own and after is None:
+        if found.digests and after is None:
             path.unlink()
-        elif found.own:
+        elif found.digests:
             atomic_write(path, after or b"")
         return found
-    try:
-        found = find_in_photo(path, exiftool=exiftool)
-    except NotEditableError:
-        return Found()
-    if found.own:
+    found = find_in_photo(path, exiftool=exiftool)
+    if found.digests:
         _replace(path, path, without_own_description(path, exiftool=exiftool))
     return found
 

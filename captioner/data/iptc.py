@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from captioner.data.xmp import WRITER, is_own_writer, new_keywords
+from captioner.data.xmp import WRITER, is_own_writer, new_keywords, text_digest
 from captioner.errors import DataError
 
 SIGNATURES = (b"8BIM", b"AgHg", b"DCSR", b"PHUT", b"MeSa")
@@ -142,11 +142,25 @@ def set_caption(iptc: bytes, text: str, words: Sequence[str], *, own: bool) -> b
     return b"".join(d.raw for d in kept) + tail
 
 
-def remove_caption(iptc: bytes, text: str, words: Iterable[str]) -> bytes:
-    """Return IPTC data without this caption and these keywords, which captioner wrote."""
+def remove_own(iptc: bytes, text: str, digests: Iterable[str], words: Iterable[str]) -> bytes:
+    """Return IPTC data without the caption, writer and keywords that captioner wrote.
+
+    Args:
+        iptc: The data.
+        text: The caption that captioner wrote, which IPTC may have shortened. Empty if a person
+            has changed it in XMP.
+        digests: Digests of captions that captioner wrote (see `xmp.text_digest`).
+        words: Keywords that captioner added.
+    """
     gone = {(_CAPTION, _short(_CAPTION, text)), *((_KEYWORD, _short(_KEYWORD, w)) for w in words)}
     datasets, tail = _datasets(iptc)
-    kept = [d for d in datasets if (d.key, d.value) not in gone and not d.own]
+    kept = [
+        d
+        for d in datasets
+        if (d.key, d.value) not in gone
+        and not d.own
+        and not (d.key == _CAPTION and text_digest(d.value.decode(errors="replace")) in digests)
+    ]
     if {d.key for d in kept} <= {_CHARSET} and len(kept) < len(datasets):
         return tail
     return b"".join(d.raw for d in kept) + tail

@@ -99,18 +99,21 @@ def find_embedded(data: bytes) -> Found:
     """
     kind = _known(data)
     with _advice(_IN_PHOTO):
-        found = [one for one in map(xmp.find_description, kind.packets(data)) if one.text]
+        packets = [*map(xmp.find_description, kind.packets(data))]
+    found = [one for one in packets if one.text]
+    keywords = tuple(word for one in packets for word in one.keywords)
+    digests = tuple(digest for one in packets for digest in one.digests)
     captions = []
     if kind is _JPEG:
         captions = iptc.captions(jpeg_metadata.resources(data))
     elif kind is _TIFF:
         captions = xmp_files.tiff_captions(data)
     if not found:
-        return Found(next(iter(captions), ""))
+        return Found(next(iter(captions), ""), False, keywords, digests)
     first = found[0]
     same = all(one.text == first.text for one in found)
     same &= all(iptc.is_caption(first.text, caption) for caption in captions)
-    return first._replace(own=first.own and same)
+    return Found(first.text, first.own and same, keywords, digests)
 
 
 def embedded_description(data: bytes) -> str:
@@ -146,12 +149,13 @@ def embed_description(
 def remove_embedded(data: bytes) -> bytes:
     """Return a file without the description and keywords that captioner wrote."""
     kind, found = _known(data), find_embedded(data)
-    if not found.own:
+    if not found.digests:
         return data
     with _advice(_IN_PHOTO):
         data = kind.edit(data, lambda packet: packet and xmp.remove_own(packet))
     if kind is _JPEG:
-        edit = partial(iptc.remove_caption, text=found.text, words=found.keywords)
+        text = found.text if found.own else ""
+        edit = partial(iptc.remove_own, text=text, digests=found.digests, words=found.keywords)
         data = jpeg_metadata.edit_iptc(data, edit)
     return data
 

@@ -7,6 +7,7 @@ the picture again. Camera RAW is never changed.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import tempfile
@@ -27,6 +28,8 @@ from captioner.data.metadata import (
 )
 from captioner.errors import ConfigError, DataError
 
+_XMP = re.compile(rb"<x:xmpmeta[\s>].*?</x:xmpmeta>", re.DOTALL)
+
 
 class NotEditableError(DataError):
     """An error for a photo in a format that cannot store a description."""
@@ -40,6 +43,21 @@ def find_in_photo(photo: Path, *, exiftool: bool) -> Found:
     """
     data = _readable(photo, exiftool=exiftool)
     return find_in_sidecar(_packet(photo)) if data is None else find_embedded(data)
+
+
+def find_inside(photo: Path) -> Found:
+    """Return the description in a photo of any format, also if the photo cannot be changed.
+
+    Unreadable files and damaged metadata count as a photo without a description.
+    """
+    try:
+        data = b"" if photo.is_fifo() else photo.read_bytes()
+        if can_embed(data):
+            return find_embedded(data)
+        packet = _XMP.search(data)  # HEIC, AVIF and GIF store XMP without compression
+        return find_in_sidecar(packet[0]) if packet else Found()
+    except (DataError, OSError):
+        return Found()
 
 
 def with_description(

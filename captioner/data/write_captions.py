@@ -34,10 +34,10 @@ from captioner.data.importers import (
     unchanged_captions,
 )
 from captioner.data.options import ColumnOptions
-from captioner.data.photo_metadata import require_exiftool
+from captioner.data.photo_metadata import NotEditableError, find_inside, require_exiftool
 from captioner.errors import CaptionerError, ConfigError, DataError
 from captioner.hints import unknown_option
-from captioner.messages import counted
+from captioner.messages import counted, first_of
 from captioner.schema import build_options, option_fields, taken
 
 _log = logging.getLogger(__name__)
@@ -277,16 +277,25 @@ def remove_captions(
     if exiftool:
         require_exiftool()
     removed = kept = failed = 0
+    skipped: list[Path] = []
     for path in (path for photo in _photos(names) for path in own_places(photo)):
         try:
             found = remove_own(path, exiftool=exiftool)
+        except NotEditableError:
+            skipped += [path] * bool(find_inside(path).digests)
+            continue
         except (DataError, OSError) as error:
             report(problem_of(path, error, path))
             failed += 1
             continue
         removed += found.own
         kept += bool(found.text) and not found.own
-    return Removed(removed, kept, failed)
+    if skipped:
+        report(
+            f"{first_of(skipped)} still has texts by captioner, because the format needs "
+            "exiftool; add --exiftool"
+        )
+    return Removed(removed, kept, failed + len(skipped))
 
 
 def _photos(names: Iterable[str]) -> Iterator[Path]:

@@ -66,7 +66,9 @@ class Found(NamedTuple):
     own: bool = False
     """True if captioner wrote exactly this text. False after a person has changed it."""
     keywords: tuple[str, ...] = ()
-    """The keywords that captioner added together with the description."""
+    """The keywords that captioner added together with a description, even a changed one."""
+    digests: tuple[str, ...] = ()
+    """Digests of the descriptions that captioner wrote, even of a changed one."""
 
 
 def find_description(packet: bytes) -> Found:
@@ -79,8 +81,9 @@ def find_description(packet: bytes) -> Found:
     text = next(
         filter(None, map(str.strip, chain(default, (i.text for i in found), attributes))), ""
     )
-    own = bool(text) and text_digest(text) in texts_of(elements, _DIGEST)
-    return Found(text, own, tuple(texts_of(elements, _ADDED)) if own else ())
+    digests = tuple(texts_of(elements, _DIGEST))
+    own = bool(text) and text_digest(text) in digests
+    return Found(text, own, tuple(texts_of(elements, _ADDED)), digests)
 
 
 def set_description(
@@ -137,7 +140,7 @@ def remove_own(packet: bytes) -> bytes | None:
     contains nothing else, the result is None.
     """
     found = find_description(packet)
-    if not found.own:
+    if not found.digests:
         return packet
 
     def edit(body: bytes) -> bytes:
@@ -147,8 +150,9 @@ def remove_own(packet: bytes) -> bytes | None:
         ]
         kept = [word for word in texts_of(elements, _SUBJECT) if word not in found.keywords]
         new: dict[Property, bytes] = dict.fromkeys(_MARKS, b"")
-        new[_DESCRIPTION] = b""
-        if others:
+        if found.own:
+            new[_DESCRIPTION] = b""
+        if found.own and others:
             new[_DESCRIPTION] = rdf_list("Alt", [body[item.start : item.end] for item in others])
         if found.keywords:
             new[_SUBJECT] = rdf_bag(kept) if kept else b""

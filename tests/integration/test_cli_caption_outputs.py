@@ -530,7 +530,7 @@ def test_originals_change_only_with_in_place(album, caption) -> None:
         assert Image.open(path).tobytes() == pixels[path.name]
     code, _, err = caption(album, "--in-place")
     assert code == USAGE
-    assert "already has a description" in err
+    assert "already has a description by captioner; " in err
     assert caption(album, "--in-place", "--skip-existing")[1] == ""
 
 

@@ -155,7 +155,9 @@ def test_a_caption_of_captioner_is_known_until_it_is_changed() -> None:
         set_description(None, TEXT),
     ):
         assert not find_in_sidecar(changed).own
-        assert remove_from_sidecar(changed) == changed
+        kept = remove_from_sidecar(changed) or b""
+        assert read_description(kept) == read_description(changed)
+        assert not find_in_sidecar(kept).digests
     assert b"CaptionWriter" not in set_description(own, "mine")
     kept = set_description(sidecar().replace(b"crs:Exp", b'ps:CaptionWriter="Me" '
         b'xmlns:ps="http://ns.adobe.com/photoshop/1.0/" crs:Exp'), "mine")  # fmt: skip
@@ -183,7 +185,7 @@ def test_what_captioner_wrote_is_removed_alone() -> None:
 def test_what_captioner_wrote_in_a_photo_is_removed(kind) -> None:
     original = plain(kind)
     own = embed_description(original, TEXT, ["dog", "grass"], mark=Mark(0.5))
-    assert find_embedded(own) == (TEXT, True, ("dog", "grass"))
+    assert find_embedded(own)[:3] == (TEXT, True, ("dog", "grass"))
 
     removed = remove_embedded(own)
 
@@ -206,7 +208,9 @@ def test_texts_of_people_in_iptc_stay() -> None:
     corrected = own.replace(TEXT.encode() + b"\x1c", TEXT.upper().encode() + b"\x1c")
     assert corrected != own
     assert not find_embedded(corrected).own
-    assert remove_embedded(corrected) == corrected
+    cleaned = remove_embedded(corrected)
+    assert find_embedded(cleaned) == (TEXT.upper(), False, (), ())
+    assert b"captioner" not in cleaned
 
 
 def test_setting_a_description_twice_gives_the_same_packet() -> None:
@@ -338,7 +342,7 @@ def test_exiftool_finds_all_that_other_programs_wrote(tmp_path) -> None:
         for name, data in photos.items():
             new = embed_description(data, "first", ["dog"], mark=Mark(0.5))
             new = embed_description(new, TEXT, ["cat"], mark=Mark(0.5))
-            assert find_embedded(new) == (TEXT, True, ("dog", "cat")), name
+            assert find_embedded(new)[:3] == (TEXT, True, ("dog", "cat")), name
             if remove:
                 new = remove_embedded(new)
                 assert find_embedded(new).text == "", name

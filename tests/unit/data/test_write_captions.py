@@ -14,7 +14,13 @@ import captioner
 from captioner.caption_types import Caption
 from captioner.data.cells import digest_cell
 from captioner.data.images import open_image
-from captioner.data.metadata import embed_description, find_embedded, find_in_sidecar
+from captioner.data.metadata import (
+    Mark,
+    embed_description,
+    find_embedded,
+    find_in_sidecar,
+    set_description,
+)
 from captioner.errors import ConfigError, DataError
 
 TIME = 1_600_000_000_000_000_000
@@ -56,8 +62,8 @@ def test_a_text_is_by_a_person_and_stays(photo: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         captioner.write_caption(photo, dog(), in_place=True)
     assert str(caught.value) == (
-        f'{photo} already has a description; add skip_existing=True to keep existing captions, '
-        "or force=True to replace them"
+        f'{photo} already has a description by a person; add existing="skip" to keep existing '
+        'captions, or existing="replace" to replace them'
     )  # fmt: skip
     for kept in ({"existing": "skip"}, {"existing": "replace-own"}, {"skip_existing": True}):
         assert captioner.write_caption(photo, dog(), in_place=True, **kept) is None
@@ -128,7 +134,7 @@ def test_apply_writes_a_table(photo: Path, tmp_path: Path) -> None:
     ]
     assert find_embedded(photo.read_bytes())[:1] == ("Rex",)
     assert not find_embedded(photo.read_bytes()).own
-    with pytest.raises(ConfigError, match="force=True"):
+    with pytest.raises(ConfigError, match='existing="replace"'):
         captioner.apply_captions(table, in_place=True)
     assert captioner.apply_captions(table, images=tmp_path, in_place=True, force=True).written == 1
 
@@ -156,3 +162,59 @@ def test_the_same_caption_keeps_its_mark(photo: Path, tmp_path: Path) -> None:
         assert path.read_bytes() == before
     assert captioner.apply_captions(table, embed=tmp_path / "copies").written == 0
     assert find_embedded((tmp_path / "copies/a.jpg").read_bytes()).own
+
+
+@pytest.mark.parametrize("kind", ["jpg", "dng", "heic"])
+def test_a_sidecar_does_not_hide_a_text_by_a_person(kind: str, photo: Path) -> None:
+    packet = set_description(None, "Rex")
+    if kind == "jpg":
+        photo.write_bytes(embed_description(photo.read_bytes(), "Rex"))
+    elif kind == "dng":
+        picture = Image.open(photo)
+        photo = photo.with_suffix(".dng")
+        picture.save(photo, "tiff", tiffinfo={700: packet})
+    else:  # only the packet matters
+        photo = photo.with_suffix(".heic")
+        photo.write_bytes(b"\0\0\0\x18ftypheic" + packet)
+    with pytest.raises(ConfigError, match="already has a description by a person"):
+        captioner.write_caption(photo, dog(), sidecar="xmp")
+    for kept in ("skip", "replace-own"):
+        assert captioner.write_caption(photo, dog(), sidecar="xmp", existing=kept) is None
+    assert captioner.write_caption(photo, dog(), sidecar="xmp", existing="replace")
+
+
+def test_a_sidecar_may_hide_a_caption_by_captioner(photo: Path) -> None:
+    captioner.write_caption(photo, dog(), in_place=True)
+    assert captioner.write_caption(photo, dog(), sidecar="xmp") == photo.with_suffix(".xmp")
+
+
+def test_the_other_name_of_a_sidecar_counts(photo: Path) -> None:
+    captioner.write_caption(photo, dog(), sidecar="xmp")
+    with pytest.raises(ConfigError, match=r"by captioner; .*existing=\"replace-own\""):
+        captioner.write_caption(photo, dog(), sidecar="xmp", sidecar_name="photo.jpg.xmp")
+
+
+@pytest.mark.parametrize("place", [{"in_place": True}, {"sidecar": "xmp"}])
+def test_marks_and_keywords_beside_a_corrected_text_are_removed(
+    place: dict[str, Any], photo: Path
+) -> None:
+    path = captioner.write_caption(photo, dog(), keywords=["pet"], **place)
+    # A program that knows XMP only corrects the text there.
+    path.write_bytes(path.read_bytes().replace(b'x-default">a dog<', b'x-default">a Rex<'))
+
+    assert captioner.remove_caption(photo) == 0
+
+    data = path.read_bytes()
+    assert b"a Rex" in data
+    for gone in (b"pet", b"a dog", b"captioner"):
+        assert gone not in data
+
+
+def test_captions_that_only_exiftool_can_remove_are_reported(photo: Path) -> None:
+    packet = set_description(None, "a dog", mark=Mark())
+    other = photo.with_suffix(".heic")
+    other.write_bytes(b"\0\0\0\x18ftypheic" + packet)
+    with pytest.raises(DataError, match=r"a\.heic still has texts by captioner.*exiftool=True"):
+        captioner.remove_caption(photo.parent)
+    other.write_bytes(b"\0\0\0\x18ftypheic")
+    assert captioner.remove_caption(photo.parent) == 0
