@@ -345,7 +345,7 @@ def test_sidecars_are_replaced_only_with_force(album, caption) -> None:
     code, out, err = caption(album, "--sidecar", "txt")
     assert (code, out) == (USAGE, "")
     assert "b.jpg already has a caption in" in err
-    assert "add --skip-existing to keep existing captions, or --force" in err
+    assert "add --existing skip to keep existing captions, or --existing replace" in err
     assert not (album / "a.txt").exists()
 
     code, out, err = caption(album, "--sidecar", "txt", "--skip-existing")
@@ -582,6 +582,7 @@ def test_a_name_that_is_too_long_costs_no_other_photo(album, caption) -> None:
     shutil.copy(album / "a.jpg", long)
     assert caption(album, "--sidecar", "xmp")[0] == OK
     assert long.with_suffix(".xmp").is_file()
-    code, out, err = caption(album, "--sidecar", "xmp", "--sidecar-name", "photo.jpg.xmp")
+    again = ("--sidecar-name", "photo.jpg.xmp", "--force")
+    code, out, err = caption(album, "--sidecar", "xmp", *again)
     assert (code, len(printed(out))) == (FAILED, 5)
     assert err.count("File name too long") == 1
