@@ -43,6 +43,7 @@ from captioner.inference.export import export
 from captioner.inference.folder import load_model, save_model
 from captioner.inference.names import CARD, WEIGHTS
 from captioner.inference.stored_model import StoredModel
+from captioner.messages import counted
 from captioner.options import SearchOptions
 from captioner.text.tokenizer import tokenize
 from captioner.training.run_folder import read_rows
@@ -62,7 +63,7 @@ KINDS = {
 }
 """Groups of words that are counted in captions, to measure biases."""
 STAGE = (
-    "- `{run}`: {epochs} epochs in {minutes} minutes. Epoch {best_epoch} is best "
+    "- `{run}`: {length} in {minutes} minutes. Epoch {best_epoch} is best "
     "(CIDEr {CIDEr:.3f} in the validation of this stage)."
 )
 UNSEEN = "Nobody has looked at the captions of this model yet."
@@ -102,7 +103,10 @@ def main() -> None:
             **fields,
             info=stored.info,
             search=stored.search,
-            stages="\n".join(STAGE.format(**stage) for stage in stored.info["stages"]),
+            stages="\n".join(
+                STAGE.format(length=counted(stage["epochs"], "epoch"), **stage)
+                for stage in stored.info["stages"]
+            ),
             grid=" x ".join(map(str, stored.model.grid)),
             image_size=stored.model.preprocessing.image_size,
             vocabulary=len(stored.vocabulary),
