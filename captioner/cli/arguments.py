@@ -93,6 +93,10 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
             hint = f"; did you mean {' or '.join(close)}?" if close else ""
             if Path(typed).exists():
                 hint = f"; to name the file {typed}, write ./{typed}"
+            if typed == "-r" and "--recursive" in known:
+                hint = "; did you mean --recursive?"
+            if typed == "--remove":
+                hint = "; did you mean captioner apply --remove?"
             if typed[2:] in self.fields:  # a positional argument
                 hint = f"; write its value without {typed}"
             self.error(f"{typed} is an unknown option{hint}")

@@ -77,7 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     command, rest = " ".join([*group, arguments[0]]), arguments[1:]
     if command not in COMMANDS:
         hint = f"use {', '.join(COMMANDS)}"
-        if similar := difflib.get_close_matches(command, COMMANDS, 1):
+        elsewhere = ["apply --remove"] if command == "remove" else []
+        if similar := elsewhere or difflib.get_close_matches(command, COMMANDS, 1):
             hint = f"did you mean captioner {similar[0]}?"
         elif Path(command).suffix or Path(command).exists():
             hint = f"did you mean captioner caption {shlex.join(arguments)}?"

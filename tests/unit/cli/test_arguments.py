@@ -138,6 +138,9 @@ ERRORS = [
     ),
     ("capton a.jpg", "'capton' is not a command; did you mean captioner caption?"),
     ("photo.jpg", "did you mean captioner caption photo.jpg?"),
+    ("remove a.jpg", "'remove' is not a command; did you mean captioner apply --remove?"),
+    ("caption --remove a.jpg", "unknown option; did you mean captioner apply --remove?"),
+    ("caption -r photos", "-r is an unknown option; did you mean --recursive?"),
 ]
 
 
