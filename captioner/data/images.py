@@ -346,7 +346,7 @@ def _identify(
         if (bare := _bare_png(file)) is not None:
             return _identify(bare, max_pixels, formats)
         _explain(file, head, problem)
-        raise _not_an_image(head, kind, formats)
+        raise _not_an_image(head, kind, formats, name)
     _check_limits(image, max_pixels)
     # Pillow cannot decode these. For PostScript, it would run Ghostscript and the code in the file.
     if image.format in {"EPS", "MPEG"} or isinstance(image, ImageFile.StubImageFile):
@@ -595,14 +595,17 @@ def _undecodable(error: Exception, name: str | None = None) -> ImageError:
         return _unsupported(name, reason)
     truncated = isinstance(error, EOFError) or "truncated" in reason.lower()
     problem = "truncated" if truncated else "damaged"
-    return ImageError(f"the image is {problem} ({reason}); {_AGAIN}")
+    detail = "" if reason.startswith("image file is truncated") else f" ({reason})"
+    return ImageError(f"the image is {problem}{detail}; {_AGAIN}")
 
 
 def _not_an_image(
-    head: bytes, kind: PhotoFormat | None, formats: tuple[str, ...] | None
+    head: bytes, kind: PhotoFormat | None, formats: tuple[str, ...] | None, name: str = ""
 ) -> ImageError:
     if not head:
-        return ImageError("the input is empty (0 bytes) or closed; pass an image file")
+        closed = "the input is empty (0 bytes) or closed; pass an image file"
+        empty = "the file is empty; copy or download it again"
+        return ImageError(empty if name and Path(name).is_file() else closed)
     if kind is not None and formats is not None and not (kind is HEIC and "HEIF" in formats):
         return NotAnImageError(f"{kind.name} is not supported here; use {_READABLE}")
     if kind is not None and not kind.decodable:
