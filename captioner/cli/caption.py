@@ -110,9 +110,14 @@ def caption(options: CaptionOptions, given: dict[str, Any]) -> int:
     failures = photos.failures + len(photos.paths) - len(names)
     lasting = "-" not in options.photos and not options.every
 
+    new = 0
+
     def captioned(needed: Sequence[Path]) -> Iterator[Row]:
+        nonlocal new
         some = {photo: names[photo] for photo in needed}
-        return _rows(some, options, search, wording, options.every)
+        for row in _rows(some, options, search, wording, options.every):
+            new += len(row.get("captions", ()))
+            yield row
 
     if names or not failures:
         with ExitStack() as stack:
@@ -133,7 +138,8 @@ def caption(options: CaptionOptions, given: dict[str, Any]) -> int:
             failed, written = _write(file, kind, rows, options.min_confidence)
             failures += failed
         if target is not None and target.is_file() and store is None:
-            warn(f"{counted(written, 'caption')} written to {target}")
+            added = f", {new:,} of them new" if options.resume else ""
+            warn(f"{counted(written, 'caption')} written to {target}{added}")
     photos.report_skipped()
     return FAILED if failures else OK
 

@@ -240,7 +240,8 @@ def test_a_corrected_file_is_continued(name, options, photos, tmp_path, caption)
         assert after[: len(before)] == before
         assert len(after) == len(before) + 1
         assert "3.png" in after[-1]
-        assert err.endswith(f"12 captions written to {target}\n")
+        assert f"12 captions written to {target}, " in err
+        assert err.endswith(" of them new\n")
 
 
 def test_a_corrected_table_keeps_its_columns(photos, tmp_path, caption) -> None:
