@@ -40,7 +40,7 @@ def read_reviewed(table: str | Path) -> tuple[list[SiteImage], list[str]]:
         number = int(row["line"]) if row["line"].isdecimal() else 0
         place = row["page"], number, row["image"], row["link"], row["note"], row["before"]
         one = SiteImage(*place, row["alt"], tag=row["tag"], suggested=line.get("suggested"))
-        if mark == "yes":
+        if mark in ("yes", "x"):
             images.append(one)
         elif mark not in ("", "no"):
             problems.append(

@@ -47,7 +47,7 @@ def table(**changes: Any) -> list[dict[str, str]]:
         for place, text in changes["texts"].items():
             for row in rows:
                 if f"{row['page']}:{row['line']}" == place:
-                    row.update(alt=text, reviewed="yes")
+                    row.update(alt=text, reviewed="x")
         with Path("alt.csv").open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, rows[0], delimiter=";")  # as some spreadsheets do
             writer.writeheader()
