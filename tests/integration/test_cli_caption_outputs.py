@@ -284,7 +284,7 @@ def test_replaced_photos_of_a_corrected_file(photos, tmp_path, caption) -> None:
     [
         ("x.csv", "file,text\na.png,a dog\n", "a column image is missing"),
         ("x.csv", "image,caption\na.png,a dog, a cat\n", "line 2 has more or fewer cells"),
-        ("x.json", "[{", "cannot be continued as a json file"),
+        ("x.json", "[{", "cannot be continued as a json caption file"),
         ("x.txt", "a poem: long\n", "no line begins with the name of an input photo"),
     ],
 )

@@ -107,7 +107,7 @@ def test_figures_and_pages_have_their_maps(own, run, tmp_path) -> None:
 def test_where_there_are_none_the_option_is_refused(own, tiny, run, tmp_path) -> None:
     photo = own.folder / "photos" / "1.jpg"
     for model, options, problem in (
-        (own.model, ("--format", "coco"), "--format coco has no keywords"),
+        (own.model, ("--format", "coco"), "--format coco cannot store keywords"),
         (tiny.model, (), "does not support keywords; add them with"),
         (tiny.model, ("--engine", "ray", "-o", tmp_path / "parts"), "captioner: --keywords is set"),
     ):

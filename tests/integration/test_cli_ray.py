@@ -114,7 +114,7 @@ def test_an_interrupted_job_is_continued(photos, tiny, caption, tmp_path, worker
     started = {"_job.json", "_parts.jsonl.gz", "part-00000.jsonl"}
     assert {path.name for path in out.iterdir()} == started
     first = (out / "part-00000.jsonl").stat().st_mtime_ns
-    assert "add --resume to continue it or --force to start over" in caption(*same)[2]
+    assert "add --resume to continue the job or --force to start over" in caption(*same)[2]
     for changed, problem in (
         (("--beam-size", "1"), "--beam-size was 2 and is now 1"),
         (("--model", tiny.twin), "--model was"),
