@@ -202,5 +202,5 @@ def check_same(name: object, before: Mapping[str, Any], now: Mapping[str, Any]) 
     if changed:
         raise ConfigError(
             f"cannot resume {name}: {'; '.join(changed)}; use the same options and inputs, or "
-            "start over with --force"
+            "start over with --force, which replaces the earlier results"
         )
