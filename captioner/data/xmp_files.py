@@ -31,7 +31,7 @@ _LARGEST_XMP = 1 << 24  # bytes of a compressed packet, once expanded
 
 
 class _Place(NamedTuple):
-    """An XMP packet in a file, with the place of its chunk."""
+    """An XMP packet and its chunk: the bytes ``start`` to ``end`` of the file, without ``end``."""
 
     start: int
     end: int

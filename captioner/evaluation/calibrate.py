@@ -421,7 +421,7 @@ class _Work:
 
         Args:
             judged: Cross-validated confidence and score of each caption.
-            truths: The truth of words to measure for each caption in `annotated`, or None.
+            truths: For each caption in `annotated`, the fitted `WordTruth` to measure, or None.
         """
         report: dict[str, Any] = {
             "right": "nothing in the caption is false, as people judge"

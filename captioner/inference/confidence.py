@@ -92,7 +92,8 @@ class Calibrator:
     intercepts: Mapping[str, float]
     """Intercept of each style. A model without styles has one intercept, with the key ``""``."""
     truth: WordTruth | None = None
-    """The fitted truth of words, or None if it was not fitted or the model has no reading."""
+    """The fitted model of the truth of each word, which is the probability that the word is true of
+    the photo. None if this model was not fitted."""
     kinds: NDArray[np.float32] | None = None
     """Coefficients of a linear model for the log-odds that an image is not a photo, (D + 1,). The
     last coefficient is the intercept. None if all images count as photos."""

@@ -93,7 +93,7 @@ def decode(
 
 
 _Input: TypeAlias = tuple[Tensor, CropBox, int]
-"""Pixels or cached features of a photo, the part that the encoder receives, and the seed."""
+"""Three values for each photo: its pixels or cached features, its crop box, and its random seed."""
 
 
 def _caption(
