@@ -380,7 +380,10 @@ def test_captions_and_gallery_are_those_that_the_command_writes(  # noqa: PLR091
     assert made == nearly(texts)
     wanted = io.StringIO()
     FORMATS["csv"].write(wanted, made)
-    assert saved(tab, "CSV").read_text("utf-8") == wanted.getvalue()
+    rows = csv.reader(wanted.getvalue().splitlines())  # the page writes no digest, the last column
+    assert list(csv.reader(saved(tab, "CSV").read_text("utf-8").splitlines())) == [
+        row[:-1] for row in rows
+    ]
     page = saved(tab, "Gallery")
     text, data = content(page.read_text("utf-8"))
     wanted_text, wanted_data = content(gallery(entries).html)

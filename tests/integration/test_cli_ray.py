@@ -300,7 +300,7 @@ def test_a_photo_that_kills_every_worker_ends_the_job(photos, tiny, on_ray, tmp_
 
     assert code == FAILED, err
     assert "workers died more than 1 times on one part" in err
-    assert "of 2 parts are finished; to continue, run the same command" in err
+    assert "of 2 output files are finished; to continue, run the same command" in err
     assert not (out / "part-00001.jsonl").exists()
 
 

@@ -193,7 +193,7 @@ NOT_RUN = {
     r"--engine ray|s3://": "needs Ray or a bucket; test_cli_ray.py has both",
     r"--web": "downloads ONNX Runtime Web; test_export.py has a copy",
     r"COCO|data/coco|coco_val|instances_val2017": "needs COCO",
-    r"(?i)flickr8k(/| -o)|configs/flickr8k|runs/dot": "needs Flickr8k",
+    r"(?i)flickr8k(/| -o)|configs/flickr8k|runs/(dot|gru)": "needs Flickr8k",
     r"entities\.json": "needs Flickr30k Entities; test_cli_evaluate.py writes such a file",
     r"configs/(coco|everyday|held_out|finetune)": "trains for minutes to days; "
     "test_finetuning.py and test_cli_train.py run short trainings",

@@ -105,7 +105,7 @@ def test_given_words_are_explained_and_drawn(
     with pytest.raises(ConfigError, match="the model does not know 猫"):
         loaded.explain(photo(data, "red"), "一只猫")
     for words in ({"banned_words": "狗"}, {"forced_words": "狗"}, {"rare_words": 0.2}):
-        with pytest.raises(ConfigError, match=r"needs? a model of whole words"):
+        with pytest.raises(ConfigError, match=r"needs? a model that writes whole words"):
             loaded.caption(photo(data, "red"), **words)
 
 
