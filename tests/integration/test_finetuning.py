@@ -100,7 +100,7 @@ def test_data_and_images_prepare_and_train(own, capsys) -> None:
             ["--data", "unreadable.csv", "--images", "photos", "--val", "0.5"],
             "unreadable.csv: no photo for validation can be read .* first: gone3.jpg",
         ),
-        ([*DATA, "--caption-column", "words"], "no column 'words' (found: file, caption"),
+        ([*DATA, "--caption-column", "words"], r"no column 'words' \(found: file, caption"),
     ],
 )
 def test_errors_about_files_are_one_line_with_advice(own, arguments, expected, capsys) -> None:

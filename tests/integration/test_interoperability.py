@@ -110,7 +110,7 @@ def test_archives_are_deterministic_and_have_upright_sizes(here, capsys):
 def test_what_an_archive_cannot_hold(here):
     caption = api.load().caption("photo.jpg")
     archive = captioner.MapArchive()
-    with pytest.raises(captioner.ConfigError, match="has no captions"):
+    with pytest.raises(captioner.ConfigError, match="the archive is empty"):
         archive.save("none.npz")
     archive.add("photo.jpg", caption)
     other = dataclasses.replace(caption, alphas=np.zeros((len(caption.words), 3, 3)))

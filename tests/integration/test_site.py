@@ -143,7 +143,7 @@ def test_first_tutorial_runs_twice_without_extras(tmp_path, monkeypatch) -> None
 def test_second_tutorial_names_the_extra_that_it_needs() -> None:
     notebook = json.loads((ROOT / "docs" / "attention_explained.ipynb").read_text("utf-8"))
 
-    assert "pip install '.[torch]' notebook" in "".join(notebook["cells"][0]["source"])
+    assert "pip install -e '.[torch]' notebook" in "".join(notebook["cells"][0]["source"])
 
 
 # --- the build -----------------------------------------------------------------------------------

@@ -209,7 +209,7 @@ def test_all_differences_are_named_in_one_line(configure: Any):
     assert str(caught.value) == (
         "cannot resume state: encoder.image_size was 48 and is now 256; decoder.attention was "
         "additive and is now scaled_dot; use the same options and inputs, or start over with "
-        "--force"
+        "--force, which replaces the earlier results"
     )
 
 
