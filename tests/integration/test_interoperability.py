@@ -114,7 +114,7 @@ def test_what_an_archive_cannot_hold(here):
         archive.save("none.npz")
     archive.add("photo.jpg", caption)
     other = dataclasses.replace(caption, alphas=np.zeros((len(caption.words), 3, 3)))
-    with pytest.raises(captioner.ConfigError, match="another grid"):
+    with pytest.raises(captioner.ConfigError, match="differs from the grid"):
         archive.add("photo.jpg", other)
     with pytest.raises(captioner.ConfigError, match=r"use \.npz"):
         archive.save("maps.npy")
