@@ -424,7 +424,7 @@ class _Work:
             truths: For each caption in `annotated`, the fitted `WordTruth` to measure, or None.
         """
         report: dict[str, Any] = {
-            "right": "nothing in the caption is false, as people judge"
+            "right": "nothing in the caption is false, according to the judgements"
             if self.given.judged
             else f"CIDEr_D >= {judged.threshold:g} under the model's document frequencies",
             "search": search_key(self.options),

@@ -60,7 +60,7 @@ def build_attention(config: DecoderConfig, sizes: Sizes) -> Attention:
     """Build the attention that a config describes.
 
     Raises:
-        ConfigError: The settings fail `check_attention`, or the scorer cannot be used.
+        ConfigError: `check_attention` rejects the settings, or the scorer cannot be used.
     """
     check_attention(config)
     if config.attention == "multi_head":
@@ -106,7 +106,9 @@ def _checked(scorer_class: type[Scorer], sizes: Sizes) -> Scorer:
             f"{tuple(query.shape)} ({reason}); see captioner.model.attention.Scorer"
         ) from error
     if shape != expected:
-        raise ConfigError(f"scorer {kind} returns {shape}; return (B, R, L), here {expected}")
+        raise ConfigError(
+            f"scorer {kind} returns scores of shape {shape}; return (B, R, L), here {expected}"
+        )
     return scorer.train()
 
 
@@ -114,7 +116,7 @@ def check_attention(config: DecoderConfig) -> None:
     """Check that the attention settings are known and compatible.
 
     Raises:
-        ConfigError: They are not.
+        ConfigError: A setting is unknown, or two settings are not compatible.
     """
     name = config.attention
     if name not in WITHOUT_SCORER and name not in SCORERS:

@@ -37,7 +37,7 @@ from captioner.options import ExplanationMethod
 from captioner.text.vocabulary import PAD
 
 BLOCK = 64 << 20
-"""Bytes of features that are processed together. They limit memory for any grid and caption."""
+"""Size of the features that are processed together (bytes). It limits the memory that is used."""
 
 
 class WordScorer:
@@ -100,7 +100,7 @@ def word_gradients(score: Callable[[Tensor, Tensor], Tensor], grid: Tensor, word
 
 
 def gradient_input(gradients: Tensor, grid: Tensor) -> Tensor:
-    """Sum gradient times feature over the features: (T, L, D) and (L, D) to (T, L)."""
+    """Multiply gradients (T, L, D) by a grid (L, D), and sum over the features, to (T, L)."""
     return (gradients * grid).sum(dim=-1)
 
 

@@ -63,7 +63,7 @@ class HardLosses(NamedTuple):
     """Entropy of the maps (nats)."""
 
     def total(self, config: TrainingConfig) -> Tensor:
-        """Return their contribution to the loss that training minimizes."""
+        """Return the contribution of both losses to the loss that training minimizes."""
         return config.hard_reward * self.score_function - config.hard_entropy * self.entropy
 
 

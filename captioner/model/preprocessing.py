@@ -48,7 +48,7 @@ class Preprocessing:
         """Build the preprocessing from the JSON of a model folder.
 
         Raises:
-            ConfigError: The encoder's images are too large.
+            ConfigError: The image size is larger than ``LARGEST_IMAGE``.
         """
         tuples = {name: tuple(settings[name]) for name in ("mean", "std")}
         found = cls(**settings | tuples)

@@ -44,7 +44,7 @@ class TrainingResult:
     metrics: list[dict[str, Any]]
     """Results of the validations, oldest first: the rows of ``metrics.jsonl`` in the run folder."""
     problem: str = ""
-    """Reason why the model is of no use, with a remedy, or an empty string."""
+    """Reason why the model is useless, with a remedy, or an empty string if it is usable."""
 
     def __repr__(self) -> str:
         found = f"{self.problem}; " if self.problem else ""
@@ -64,12 +64,13 @@ def train(
 ) -> TrainingResult:
     """Train a model.
 
-    If the best model is of no use, a warning is logged.
+    If the best model is useless, a warning is logged.
 
     Args:
         config: Settings: a YAML file, a dictionary of the same form, or a ``TrainConfig``. Missing
             settings have their defaults, or the values of the model of ``init_from``.
-        resume: Continue from the checkpoint in the run folder, or start a new run without one.
+        resume: Continue from the checkpoint in the run folder. If it has no checkpoint, start a
+            new run.
         force: Start over and replace the run in the run folder.
         progress: Show progress and validations on standard error.
         **changes: Settings that replace settings of ``config``, such as ``run_folder="runs/mine"``
@@ -123,7 +124,7 @@ def run(config: TrainConfig, options: TrainOptions) -> TrainingResult | str:
 
 
 def _why_useless(setup: Setup, progress: Progress, metrics: Sequence[Mapping[str, Any]]) -> str:
-    """Return why the best model is of no use, with a remedy, or an empty string."""
+    """Return why the best model is useless, with a remedy, or an empty string."""
     from captioner.training.state import NO_SCORE
 
     config, epoch = setup.config.training, progress.best_epoch + 1
@@ -132,7 +133,10 @@ def _why_useless(setup: Setup, progress: Progress, metrics: Sequence[Mapping[str
     if row.get("empty_captions") == 1:
         problem = f"all captions of the {photos} validation photos are empty"
     elif config.select != "loss" and progress.best < NO_SCORE:
-        problem = f"captions of the {photos} validation photos have nothing in common with theirs"
+        problem = (
+            f"captions of the {photos} validation photos have nothing in common with their "
+            "references"
+        )
     else:
         return ""
     if photos == 1 and config.select == "CIDEr":
@@ -141,7 +145,7 @@ def _why_useless(setup: Setup, progress: Progress, metrics: Sequence[Mapping[str
             "validate on more photos, or set training.select to loss"
         )
     return (
-        f"the best model is of no use: {problem}; raise training.epochs or training.lr, or set "
+        f"the best model is useless: {problem}; raise training.epochs or training.lr, or set "
         "init_from"
     )
 

@@ -1,4 +1,4 @@
-"""Warnings before a run about settings that do not suit its data."""
+"""Warnings about settings that do not suit the data of a run, printed before it starts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FEW_VALIDATION_PHOTOS = 20
 """Number of validation photos below which scores depend on chance."""
 
 MAX_SHARE = 0.2
-"""Largest share without a warning of words outside the vocabulary, and of truncated captions."""
+"""Largest share of words outside the vocabulary, or of truncated captions, without a warning."""
 
 
 def setting_warnings(setup: Setup, total_steps: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Dry run, which checks that a run can start and estimates the time and memory it needs."""
+"""Dry run that checks whether a run can start, and estimates its time, memory and disk space."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def _time_step(trainer: Trainer) -> float:
 
 
 def disk_needed(trainer: Trainer) -> int:
-    """Return the size of two checkpoints and of the models (bytes).
+    """Return the disk space for two checkpoints and two models (bytes).
 
-    While a checkpoint is replaced, the old and the new one exist.
+    While a checkpoint is replaced, both the old and the new checkpoint exist.
     """
     state = trainer.state
     weights = sum(int(tensor.nbytes) for tensor in state.model.state_dict().values())

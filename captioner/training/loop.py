@@ -136,10 +136,10 @@ class Trainer:
         return self.state.progress
 
     def run(self) -> Progress:
-        """Train to the end.
+        """Train until all epochs are done or the run stops early.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C or a termination signal stopped it. The state is saved.
+            KeyboardInterrupt: Ctrl-C or a termination signal stopped the run. Its state is saved.
             CheckpointError: The state cannot be saved, or the loss or gradient is not finite.
         """
         progress, training, folder = self.progress, self.training, self.folder
@@ -261,7 +261,7 @@ class Trainer:
         self.sums.add({**self.objective.sums(), **({"gradient_norm": norm} if self.main else {})})
 
     def _total(self, words: int) -> Tensor:
-        """Return the words of all processes, at least 1, as a scalar on the device."""
+        """Return the number of words in all processes, at least 1, as a scalar on the device."""
         return self.processes.total(torch.tensor(float(words))).clamp(min=1)
 
     def _lr_factor(self, step: int) -> float:
@@ -347,7 +347,7 @@ class Trainer:
             self._add_samples(sentences[: training.sample_images])
 
     def _add_samples(self, sentences: Sequence[Sentence]) -> None:
-        """Draw captions of validation photos. If this fails, warn and continue."""
+        """Draw figures of validation captions. If drawing fails, warn and continue."""
         try:
             figures = self.folder.add_samples(self.progress.epoch, sentences)
             self.processes.log_images(figures, self.progress.step)
@@ -386,7 +386,7 @@ class Trainer:
         return score_sentences(sentences), sentences
 
     def save(self) -> None:
-        """Save the state in the main process, while the others wait."""
+        """Save the state in the main process, while the other processes wait."""
         if self.main:
             self.state.save(self.folder.state)
         self.processes.wait()

@@ -83,7 +83,7 @@ class Objective:
         raise NotImplementedError
 
     def sums(self) -> dict[str, float | Tensor]:
-        """Return sums over all batches since the last call, by their names in ``EPOCH_SUMS``.
+        """Return the sums over all batches since the last call, by name (see ``EPOCH_SUMS``).
 
         The loss stays a tensor on the device, because converting it would make every step wait.
         """
@@ -247,7 +247,7 @@ class SelfCritical(Objective):
         return self._weighted(model, features, losses, ids), words
 
     def _nothing(self, model: CaptionModel, batch: Batch) -> tuple[Tensor, int]:
-        """Return the loss of photos without captions, which is 0."""
+        """Return a loss of 0, for a batch of photos without captions."""
         features = encode(model, batch)
         memory, empty = model.decoder.memory(features), batch.tokens[:, :1]
         losses = policy_gradient_loss(

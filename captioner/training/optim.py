@@ -37,14 +37,14 @@ def make_optimizer(model: CaptionModel, config: TrainingConfig) -> torch.optim.A
 
 
 def warmup_steps(config: TrainingConfig, total_steps: int) -> int:
-    """Return the length of the warm-up in steps, which is at most a fifth of the run."""
+    """Return the length of the warm-up in steps, at most a fifth of the run."""
     return min(config.warmup_steps, int(0.2 * total_steps))
 
 
 def lr_factor(step: int, warmup_steps: int, total_steps: int) -> float:
     """Return the factor of the peak learning rate at a step, counted from 0.
 
-    It rises linearly during the warm-up, and then falls to 0 along half a cosine.
+    The factor rises linearly during the warm-up, and then falls to 0 along half a cosine.
     """
     if step < warmup_steps:
         return (step + 1) / (warmup_steps + 1)

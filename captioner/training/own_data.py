@@ -37,7 +37,7 @@ def check_replaced(data: OwnDataOptions, given: Mapping[str, Any]) -> None:
         given: The settings of the run, by section.
 
     Raises:
-        ConfigError: Such a setting is given.
+        ConfigError: The settings include a data setting that the file replaces.
     """
     for name in ("train_annotations", "val_annotations", "images", "karpathy_split"):
         if data.captions is not None and name in given.get("data", {}):

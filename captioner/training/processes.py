@@ -57,7 +57,7 @@ class Processes:
         return shared
 
     def exchanging(self, module: nn.Module, *, now: bool) -> AbstractContextManager[Any]:
-        """Return a context that exchanges the gradients of a shared module now or only later."""
+        """Return a context in which backward passes exchange gradients, or keep them for later."""
         return nullcontext() if now else self.accelerator.no_sync(module)
 
     def total(self, value: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ def check_trackers(names: Sequence[str]) -> None:
     """Check that accelerate supports the trackers and that their packages are installed.
 
     Raises:
-        ConfigError: They are not.
+        ConfigError: A tracker is unknown or not installed.
     """
     known = sorted(map(str, LOGGER_TYPE_TO_CLASS))
     installed = [*map(str, get_available_trackers())]
@@ -154,7 +154,7 @@ class Sums:
         self.values = torch.zeros(len(names), dtype=torch.float64, device=processes.device)
 
     def add(self, found: Mapping[str, float | Tensor]) -> None:
-        """Add values of this process, numbers or tensors. All processes must call it."""
+        """Add this process's values (numbers or tensors). All processes must call this method."""
         given = [found.get(name, 0.0) for name in self.names]
         numbers = [0.0 if isinstance(value, Tensor) else value for value in given]
         values = upload(torch.tensor(numbers, dtype=torch.float64), self.values.device)

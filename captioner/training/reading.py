@@ -45,8 +45,9 @@ def add_reading(stored: StoredModel, photos: Sequence[Example]) -> None:
     stems = [one for one, n in of_photos.most_common() if n >= MIN_PHOTOS and one in known]
     if not stems:
         raise DataError(
-            f"no content word is in the captions of {MIN_PHOTOS} training photos, so the reading "
-            "network cannot learn any word; train on more photos, or set training.reading to 0"
+            f"no content word occurs in the captions of {MIN_PHOTOS} training photos, so the "
+            "reading network cannot learn any word; train on more photos, or set "
+            "training.reading to 0"
         )
     model = stored.model
     model.reading = PhotoReading(model.feature_dim, len(stems))
@@ -70,7 +71,7 @@ class StemsOfPhotos:
             self._counts[photo.image_id] = len(captions), counts
 
     def of_photos(self, image_ids: Sequence[int | None]) -> tuple[Tensor, Tensor]:
-        """Return each photo's number of captions with each stem, (B, S), and of captions, (B,).
+        """Count each photo's captions with each stem, (B, S), and all its captions, (B,).
 
         The id None stands for a photo that could not be read. Its counts are 0.
         """

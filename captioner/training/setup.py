@@ -55,7 +55,7 @@ SMALLER = (
     "lower training.micro_batch or set encoder.recompute true, which --resume accepts after the "
     "first save; or train with a smaller training.batch_size or encoder.image_size"
 )
-"""Remedy if memory is exhausted."""
+"""Remedy in error messages about exhausted memory."""
 
 
 @dataclass
@@ -203,8 +203,8 @@ def _load_initial_model(config: TrainConfig) -> StoredModel:
         section, key = name.split(".")
         if given[section][key] not in (held, None):
             raise ConfigError(
-                f"{name} is {given[section][key]!r}, but {config.init_from} has {held!r}; leave it "
-                "out, or train without init_from"
+                f"{name} is {given[section][key]!r}, but {config.init_from} has {held!r}; leave "
+                f"out {name}, or train without init_from"
             )
     return stored
 

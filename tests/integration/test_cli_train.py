@@ -51,7 +51,7 @@ def test_a_run_whose_best_model_gives_empty_captions_fails(
     assert code == FAILED
     assert out == f"the best model (CIDEr 0.0, epoch 1) is in {tmp_path / 'run' / 'best'}\n"
     assert err.splitlines()[-1] == (
-        "captioner: the best model is of no use: all captions of the 4 validation photos are "
+        "captioner: the best model is useless: all captions of the 4 validation photos are "
         "empty; raise training.epochs or training.lr, or set init_from"
     )
     code, out, err = run("caption", tmp_path / "photos" / "red.png", "--model", tmp_path / "run")

@@ -71,7 +71,7 @@ class FastBlock(Block):
 
 
 def for_inference(features: Tensor) -> bool:
-    """Return whether features are on the CPU and gradients are not recorded."""
+    """Return whether the features are on the CPU and torch does not record gradients."""
     return features.device.type == "cpu" and not torch.is_grad_enabled()
 
 

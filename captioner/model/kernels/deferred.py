@@ -3,7 +3,7 @@
 Normally torch computes the gradient of a weight at every step and adds it to the sum. For a matrix
 of four million numbers, this takes longer than multiplying 160 rows with the matrix. Here the steps
 use the weight without its gradient, and add zeros Z to their products. Z is one tensor, and each
-step uses its own rows of it. torch collects the gradient of Z, and one product turns it into the
+step uses its own rows of Z. torch collects the gradient of Z, and one product turns it into the
 gradient of the weight:
 
     y_t = x_t W^T + Z_t,   Z = 0           dL/dZ = [dL/dy_1; dL/dy_2; ...]

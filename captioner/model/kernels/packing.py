@@ -95,7 +95,7 @@ class PackedDecoder(Decoder):
 
     @contextmanager
     def deferred_gradients(self, steps: Steps) -> Iterator[None]:
-        """Collect the kernels' weight gradients over all steps, if the decoder is in training."""
+        """In training mode, defer the kernels' weight gradients to the end of the pass."""
         learning = torch.is_grad_enabled() and self.training
         kernels = [
             part

@@ -101,7 +101,7 @@ class NoForward(Scorer):
 @pytest.mark.parametrize(
     ("scorer", "expected"),
     [
-        (Flat, r"scorer Flat returns \(2, 4\); return \(B, R, L\), here \(2, 3, 4\)"),
+        (Flat, r"Flat returns scores of shape \(2, 4\); return \(B, R, L\), here \(2, 3, 4\)"),
         (NoForward, r"scorer NoForward fails .*query \(2, 3, 6\) \(NotImplementedError"),
     ],
 )

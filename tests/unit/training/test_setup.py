@@ -73,7 +73,7 @@ def test_a_run_starts_a_reading_of_the_words_of_its_captions(configure: Any) -> 
 
 def test_a_reading_needs_frequent_words(configure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("captioner.training.reading.MIN_PHOTOS", 9)
-    with pytest.raises(DataError, match="no content word is in the captions of 9 training photos"):
+    with pytest.raises(DataError, match="no content word occurs in the captions of 9 training"):
         prepare(configure(training={"reading": 0.5}))
 
 
