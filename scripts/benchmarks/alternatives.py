@@ -113,7 +113,10 @@ def prepare(names: list[str], work: Path, tiny: bool) -> dict[tuple[str, str], P
                     export(folder, graphs, int8)
                 runs |= {(name, "ONNX float32"): graphs, (name, "ONNX int8"): int8}
         except (ImportError, ValueError) as problem:
-            print(f"{name} is measured without the forms that cannot be built: {problem}", file=sys.stderr)
+            print(
+                f"{name} is measured without the forms that cannot be built: {problem}",
+                file=sys.stderr,
+            )
     return runs
 
 
