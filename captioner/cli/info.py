@@ -6,13 +6,16 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from captioner.cli.arguments import command
 from captioner.cli.main import OK
 from captioner.messages import printable
 from captioner.options import SearchOptions
 from captioner.schema import ModelName, changed
+
+if TYPE_CHECKING:  # importing torch takes a second
+    from captioner.model.caption_model import CaptionModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +73,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         facts["parameters"] = {
             name: sum(p.numel() for p in part.parameters()) for name, part in parts.items()
         }
+        facts["classes"] = _classes(stored.model)
     calibrator = stored.calibrator
     return {
         **facts,
@@ -82,6 +86,20 @@ def _facts(folder: Path) -> dict[str, Any]:
         **stored.info,
         "confidence": "not calibrated" if calibrator is None else dict(calibrator.report),
     }
+
+
+def _classes(model: CaptionModel) -> dict[str, str]:
+    """Return the module and class of each part of a network, for readers of the code."""
+    attention = model.decoder.attention
+    parts = {
+        "encoder": model.encoder,
+        "backbone": model.encoder.backbone,
+        "decoder": model.decoder,
+        "attention": attention,
+        "scorer": getattr(attention, "scorer", None),
+    }
+    kinds = {name: type(part) for name, part in parts.items() if part is not None}
+    return {name: f"{kind.__module__}.{kind.__qualname__}" for name, kind in kinds.items()}
 
 
 def _summary(facts: dict[str, Any]) -> dict[str, str]:
@@ -105,6 +123,7 @@ def _summary(facts: dict[str, Any]) -> dict[str, str]:
         "decoder": f"{decoder['attention']} attention ({decoder['selection']}), "
         f"{decoder['hidden_dim']} hidden units, {decoder['order']} order",
         "parameters": ", ".join(sizes),
+        "classes": ", ".join(map(" ".join, facts.get("classes", {}).items())),
         "vocabulary": f"{facts['vocabulary']:,} {facts['tokenizer']}",
         "styles": ", ".join(facts["styles"]),
         "search": ", ".join(own),

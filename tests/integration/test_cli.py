@@ -51,6 +51,8 @@ def test_info_describes_the_model(capsys):
     weights, graphs = (size / 1e6 for size in forms)
     assert max(weights, graphs) <= 40
     assert facts["size_mb"] == pytest.approx(weights + graphs, abs=0.1)
+    assert facts["classes"]["decoder"] == "captioner.model.decoder.BahdanauDecoder"
+    assert facts["classes"]["scorer"] == "captioner.model.attention.AdditiveScorer"
     assert main(["info", "--card"]) == OK
     assert "# The model that ships" in capsys.readouterr().out
 
