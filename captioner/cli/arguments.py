@@ -32,6 +32,13 @@ from captioner.schema import (
 
 Options = TypeVar("Options")
 HELP = ("-h", "--help")
+_PREFIX = "CAPTIONER_"  # of environment variables that set options
+# For a service named captioner or captioner-x, Kubernetes sets variables with these endings, and
+# variables whose values are addresses.
+_KUBERNETES = re.compile(
+    r"(_SERVICE_(HOST|PORT(_\w+)?)|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$"
+)
+_ADDRESS = re.compile("(tcp|udp|sctp)://")
 
 
 class Parser(argparse.ArgumentParser, Generic[Options]):
@@ -124,14 +131,14 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
     def _read_environment(self) -> dict[str, Any]:
         """Return the options that environment variables set.
 
-        Commas separate the entries of a list. Addresses such as ``tcp://...`` are ignored: if a
-        service is named captioner, Kubernetes sets ``CAPTIONER_PORT`` to such an address.
+        Commas separate the entries of a list. Empty variables and Kubernetes's addresses, such as
+        ``CAPTIONER_PORT=tcp://...``, are ignored.
         """
         given: dict[str, Any] = {}
         for name, field in self.fields.items() if self._environment else ():
-            variable = f"CAPTIONER_{name.upper()}"
+            variable = f"{_PREFIX}{name.upper()}"
             text = os.environ.get(variable, "")
-            if not text or re.match("(tcp|udp|sctp)://", text):
+            if not text or _ADDRESS.match(text):
                 continue
             try:
                 parts = [part.strip() for part in text.split(",")] if field.is_list else [text]
@@ -197,6 +204,21 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
                 action.help = _help_of(field, has_value=action.nargs != 0)
                 action.metavar = action.metavar or _placeholder(field)
         return super().format_help()
+
+
+def unknown_variables(options: type) -> list[str]:
+    """Return a warning for each environment variable that looks like an option but sets none."""
+    known = option_fields(options)
+    warnings = []
+    for variable, text in sorted(os.environ.items()):
+        name = variable.removeprefix(_PREFIX).lower()
+        of_kubernetes = _ADDRESS.match(text) or _KUBERNETES.search(variable)
+        if not variable.startswith(_PREFIX) or name in known or not text or of_kubernetes:
+            continue
+        close = [f"{_PREFIX}{one.upper()}" for one in similar(name, known)]
+        hint = f"did you mean {' or '.join(close)}?" if close else "correct its name, or remove it"
+        warnings.append(f"the environment variable {variable} sets no option; {hint}")
+    return warnings
 
 
 def settings_help(config: type) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import logging
 import os
 import re
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from captioner.cli.arguments import command
+from captioner.cli.arguments import command, unknown_variables
 from captioner.cli.console import warn
 from captioner.cli.main import INTERRUPTED, OK
 from captioner.inference.folder import fingerprint
@@ -27,9 +28,15 @@ def serve(options: ServeOptions, _: Any) -> NoReturn:
     options = dataclasses.replace(options, api_keys=os.environ.get(KEYS))
     keep_freed_memory(threads=True)  # the model runs in a thread
 
+    from captioner.serving.observe import log_to_stderr, tell
     from captioner.serving.server import free_address, run
 
+    log_to_stderr(options.log_format)
+    for warning in unknown_variables(ServeOptions):
+        tell(warning, options.log_format, logging.WARNING)
     address = free_address(options.host, options.port)  # before the model is loaded
+    if warning := open_port(options, address):
+        tell(warning, options.log_format, logging.WARNING)
     if options.metrics_port is not None:
         host, port = free_address(options.metrics_host, options.metrics_port)
         options = dataclasses.replace(options, metrics_host=host, metrics_port=port)
@@ -50,6 +57,17 @@ def serve(options: ServeOptions, _: Any) -> NoReturn:
     # crash Python meanwhile.
     logging.shutdown()
     os._exit(INTERRUPTED if interrupted else OK)
+
+
+def open_port(options: ServeOptions, address: tuple[str, int]) -> str:
+    """Return a warning if other machines can reach the server and need no API key."""
+    if options.has_keys or ipaddress.ip_address(address[0]).is_loopback:
+        return ""
+    return (
+        f"everyone who can reach port {address[1]} can caption photos, because no API keys are "
+        f"set; set --api-key-file or {KEYS}, or let only trusted services, such as a proxy that "
+        "authenticates users, reach this port"
+    )
 
 
 def _model_name(folders: Sequence[str]) -> str:

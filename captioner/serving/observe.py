@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import secrets
+import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -173,3 +174,11 @@ def log_to_stderr(kind: Literal["text", "json"]) -> None:
         log.setLevel(level)
         log.handlers = [handler]
         log.propagate = False
+
+
+def tell(message: str, kind: Literal["text", "json"], level: int = logging.INFO) -> None:
+    """Print a message to the user. If the log is JSON, log the message instead."""
+    if kind == "json":
+        logger.log(level, message)
+    else:
+        sys.stderr.write(f"captioner: {message}\n")

@@ -153,7 +153,7 @@ class ApiKeys:
 
     def reload(self) -> None:
         """Read the keys again. After an error, the previous keys stay valid."""
-        source, text = f"api-key-file {self.path}", self._text
+        source, text = f"the API key file {str(self.path)!r}", self._text
         try:
             if self.path is None:
                 source = "CAPTIONER_API_KEYS"
@@ -161,7 +161,8 @@ class ApiKeys:
                 text = self.path.read_text(encoding="utf-8")
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or "not a text file"
-            raise ConfigError(f"{source} cannot be read ({reason}); use a text file") from error
+            hint = "use a text file that the server may read, with one line NAME KEY per key"
+            raise ConfigError(f"{source} cannot be read ({reason}); {hint}") from error
         names: dict[bytes, str] = {}
         for number, line in enumerate(text.splitlines(), 1):
             parts = line.partition("#")[0].split()

@@ -40,7 +40,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from captioner.errors import CaptionerError, ConfigError
-from captioner.serving.observe import log_to_stderr
+from captioner.serving.observe import log_to_stderr, tell
 from captioner.serving.request_errors import end, logger
 from captioner.serving.security import ApiKeys
 from captioner.serving.service import Service
@@ -169,11 +169,7 @@ class Running:
             await asyncio.wait_for(serving, _CLOSE_SECONDS)
 
     def _tell(self, message: str) -> None:
-        """Print a message to the user. If the log is JSON, log the message instead."""
-        if self.service.options.log_format == "json":
-            logger.info(message)
-        else:
-            sys.stderr.write(f"captioner: {message}\n")
+        tell(message, self.service.options.log_format)
 
     async def _drain(self) -> None:
         """Reject new requests, and complete accepted requests within the grace period.

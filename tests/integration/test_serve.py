@@ -16,8 +16,11 @@ import httpx
 import pytest
 from pages import ROOT
 
+from captioner.cli.arguments import unknown_variables
 from captioner.cli.main import FAILED, INTERRUPTED, OK, main, parser_of
+from captioner.cli.serve import open_port
 from captioner.errors import ConfigError
+from captioner.serving.options import ServeOptions
 from captioner.serving.server import free_address
 
 PHOTO = (ROOT / "assets" / "examples" / "photographer.jpg").read_bytes()
@@ -138,9 +141,44 @@ def test_options_come_from_the_environment(monkeypatch):
     assert parser.parse([])[0].allow_host == ["captioner", "captioner.default"]
     assert list(options.model) == ["/models/best"]
     assert parser_of("caption").parse(["x.jpg"])[0].model != options.model
+    [kernels] = unknown_variables(ServeOptions)
+    assert "CAPTIONER_KERNELS sets no option" in kernels
     monkeypatch.setenv("CAPTIONER_PORT", "http")
     with pytest.raises(ConfigError, match="CAPTIONER_PORT is 'http'; use an integer"):
         parser.parse([])
+
+
+def test_misspelt_variables_are_reported_but_not_variables_of_kubernetes(monkeypatch):
+    for name, value in {
+        "PROT": "8001",
+        "API_KEYS": "alice alice-0123456789abcdef",
+        "SERVICE_HOST": "10.0.0.1",
+        "SERVICE_PORT": "80",
+        "SERVICE_PORT_HTTP": "80",
+        "PORT_80_TCP_ADDR": "10.0.0.1",
+        "METRICS_SERVICE_HOST": "10.0.0.2",  # of a service named captioner-metrics
+        "METRICS_PORT_53_UDP_PROTO": "udp",
+        "PROXY_PORT": "tcp://10.0.0.3:80",
+    }.items():
+        monkeypatch.setenv(f"CAPTIONER_{name}", value)
+    [warning] = unknown_variables(ServeOptions)
+    assert "CAPTIONER_PROT sets no option; did you mean CAPTIONER_PORT?" in warning
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "reported"),
+    [
+        ("0.0.0.0", None, True),
+        ("::", None, True),
+        ("192.0.2.1", None, True),
+        ("0.0.0.0", "alice alice-0123456789abcdef", False),
+        ("127.0.0.1", None, False),
+        ("::1", None, False),
+    ],
+)
+def test_an_open_port_without_keys_is_reported(host, keys, reported):
+    warning = open_port(ServeOptions(host=host, api_keys=keys), (host, 8001))
+    assert ("port 8001" in warning) == reported
 
 
 def metrics(server: SimpleNamespace) -> str:

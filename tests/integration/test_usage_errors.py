@@ -128,7 +128,7 @@ LINES = [
     ("export MODEL -o new --int8", "--int8 and --calibration must be used together"),
     ("export MODEL -o new --onnxruntime-web ort.tgz", "--onnxruntime-web needs --web"),
     ("serve --root-path captioner", "root_path is 'captioner'; use a path such as /captio"),
-    ("serve --api-key-file missing", "api-key-file missing cannot be read (No such file"),
+    ("serve --api-key-file missing", "API key file 'missing' cannot be read (No such file"),
     # Training.
     ("train PHOTOS", "is a folder, not a config file; to train on its photos, run"),
     ("train mine.yml", "mine.yml does not exist; use a YAML config file"),
