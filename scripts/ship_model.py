@@ -278,7 +278,7 @@ def confidence_table(calibrator: Calibrator | None) -> str:
         f"`caption.confidence` is the estimated probability that {meaning}. This table shows how "
         "good the estimate is, measured by 10-fold cross-validation:",
         "",
-        "| captions | right | AUROC | calibration error (95% interval) |",
+        "| style and number of captions | right | AUROC | calibration error (95% interval) |",
         "|---|---|---|---|",
     ]
     for name, part in calibrator.report.items():
