@@ -50,8 +50,10 @@ ALSO_REMOVES = "also removes"
 """Mark of an option that can be combined with --remove of captioner apply."""
 
 Row = dict[str, Any]
-"""``{"captions": [...]}`` of one photo, or ``{"error": message}`` if the photo failed. A caption
-with ``by_person`` is written without the mark of captioner."""
+"""The result for one photo: ``{"captions": [...]}``, or ``{"error": message}`` if it failed. A
+caption with ``by_person`` counts as a text by a person, so it is written without captioner's
+mark.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +104,7 @@ class Store:
     written: int = 0
     """Number of captions written so far."""
     by_people: int = 0
-    """Number of captions among them that count as texts by people, so they have no mark."""
+    """Number of captions written so far that count as texts by people, so they have no mark."""
     warn: Callable[[str], None] = _ignore
     """Function that receives messages other than errors, such as the number of skipped photos."""
 
@@ -126,7 +128,7 @@ class Store:
         return self.folder / self.subfolders.get(photo, "") / photo.name
 
     def found(self, photo: Path) -> Found | None:
-        """Return the caption that would be replaced, or None.
+        """Return the existing caption that a new caption of the photo would replace, or None.
 
         Raises:
             ConfigError: The folder for copies is the folder of the photos.
@@ -222,10 +224,9 @@ class Store:
         return re.sub(rf"{before}{re.escape(suffix)}$", "", text.strip(" ,")).strip(" ,")
 
     def finished(self) -> str:
-        """Return a message with the number of finished captions, for an interrupted run.
+        """Return a message with the number of finished captions, for a run that was interrupted.
 
-        The message is empty if a second run would start over, because it would replace existing
-        captions.
+        The message is empty if the next run would replace these captions and so start over.
         """
         again = self.written and self.existing in (None, "skip")
         return f"{counted(self.written, 'caption')} finished" if again else ""
@@ -323,7 +324,10 @@ class Store:
         return [photo for photo in owners.values() if photo not in left], kept, problems
 
     def _existing_problem(self, existing: Mapping[Path, Found]) -> str:
-        """Return the error for photos with captions, with who wrote them and what can be done."""
+        """Return the error message about existing captions.
+
+        The message names their authors (people or captioner) and the options that help.
+        """
         photos, own = [*existing], sum(there.own for there in existing.values())
         target = self.target(photos[0])
         beside = target != photos[0] and _exists(target)
@@ -351,6 +355,7 @@ class Store:
             return False
 
     def _is_other(self, there: Found) -> bool:
+        """Return whether ``existing`` is replace-own and captioner did not write the caption."""
         return self.existing == "replace-own" and not there.own
 
     def _keep(
@@ -488,6 +493,7 @@ def problem_of(path: Path, error: DataError | OSError, photo: Path) -> str:
 
 
 def _exists(path: Path) -> bool:
+    """Return whether a file or a link exists."""
     return os.path.lexists(path)  # Path.exists raises an error for a name that is too long
 
 
@@ -510,7 +516,10 @@ def _require_plain(path: Path) -> None:
 
 
 def _replace(target: Path, photo: Path, data: bytes) -> None:
-    """Write a photo and keep the modification time of the original, which sorts albums."""
+    """Write ``data`` as the new content of ``target``, with the modification time of ``photo``.
+
+    The time is kept, because albums are sorted by it.
+    """
     before = photo.stat()
     atomic_write(target, data)
     os.utime(target, ns=(before.st_atime_ns, before.st_mtime_ns))

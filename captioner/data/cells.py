@@ -47,7 +47,7 @@ class SafeWriter:
     """A writer of CSV tables that are safe to open in a spreadsheet."""
 
     def __init__(self, file: IO[str], columns: Iterable[str], delimiter: str = ",") -> None:
-        """Write the header of the table."""
+        """Write the header of the table to a file that is open for text."""
         self._columns = [*columns]
         # Older versions of Python quote text with "\r" only if the line end contains "\r".
         self._file, self._writer = (
@@ -65,5 +65,8 @@ class SafeWriter:
         self._writer.writerow([row.get(name, "") for name in self._columns])
 
     def write(self, line: str) -> None:
-        """Write a line with a line feed at its end, as in the other output formats."""
+        """Write an encoded row. ``csv.writer`` calls this method.
+
+        The line end becomes a line feed, as in the other output formats.
+        """
         self._file.write(line.removesuffix("\r\n") + "\n")

@@ -33,14 +33,16 @@ _PRIMARIES = {
 """Chromaticities by CICP number. Unknown numbers are treated as sRGB."""
 
 _PQ, _HLG, _LINEAR = 16, 18, 8
-"""CICP numbers of transfer functions. Other transfer functions are close to the sRGB function."""
+"""CICP numbers of transfer functions, which map pixel values to light. Transfer functions with
+other numbers are close to the function of sRGB."""
 
-_D50 = np.array([0.9642, 1.0, 0.8249])
+_D50 = np.array([0.9642, 1.0, 0.8249])  # XYZ of the white point of ICC profiles
 _BRADFORD = np.array(
     [[0.8951, 0.2664, -0.1614], [-0.7502, 1.7135, 0.0367], [0.0389, -0.0685, 1.0296]]
-)
+)  # from XYZ to the responses of the eye's cones
 _MAX_PROFILE = 4 << 20
-"""Size limit (bytes). Larger profiles are ignored. Printer profiles have about 2 MB."""
+"""Limit on the size of a profile (bytes). Larger profiles are ignored. Printer profiles have about
+2 MB."""
 
 
 def profile_of(image: Image.Image) -> bytes | None:
@@ -75,7 +77,11 @@ def to_srgb(image: Image.Image, profile: bytes) -> Image.Image | None:
 
 @functools.lru_cache(maxsize=16)
 def _transform(profile: bytes, mode: str) -> Any:
-    """Return a transform to sRGB, or None if it changes nothing or the profile is damaged."""
+    """Return a transform from a profile to sRGB, or None if it is not useful.
+
+    It is not useful if the profile is damaged, or if the transform changes no colour by more than 1
+    of 255 levels.
+    """
     try:
         from PIL import ImageCms
 
@@ -107,15 +113,17 @@ def _samples(mode: str) -> Image.Image:
 
 @functools.cache
 def _cicp_profile(primaries: int, transfer: int) -> bytes | None:
-    """Return a profile for CICP numbers, or None if the numbers stand for sRGB."""
+    """Return an ICC profile for two CICP numbers, or None if the numbers stand for sRGB."""
     steps = np.linspace(0, 1, 1024)
     if transfer == _PQ:
         power = steps ** (1 / 78.84375)
         light = np.maximum(power - 0.8359375, 0) / (18.8515625 - 18.6875 * power)
+        # PQ encodes up to 10,000 cd/m2, and paper white has 203 cd/m2.
         curve = _below_white(light ** (1 / 0.1593017578125) * (10_000 / 203))
     elif transfer == _HLG:
         a, b, c = 0.17883277, 0.28466892, 0.55991073
         light = np.where(steps <= 0.5, steps**2 / 3, (np.exp((steps - c) / a) + b) / 12)
+        # Paper white is at 75% of the signal.
         curve = _below_white(light / light[int(0.75 * 1023)])
     elif transfer == _LINEAR:
         curve = steps
@@ -127,7 +135,10 @@ def _cicp_profile(primaries: int, transfer: int) -> bytes | None:
 
 
 def _below_white(light: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Compress light above paper white (1), so that highlights keep their details."""
+    """Compress light above 0.6 into the range up to paper white (1).
+
+    Highlights above paper white therefore keep their details.
+    """
     knee = 0.6
     over = np.maximum(light - knee, 0) / (1 - knee)
     return np.where(light <= knee, light, knee + (1 - knee) * over / (1 + over))
@@ -135,7 +146,7 @@ def _below_white(light: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @functools.lru_cache(maxsize=16)
 def _gamma_profile(gamma: float, primaries: Chromaticities) -> bytes | None:
-    """Return a profile for PNG's chunks gAMA and cHRM, or None if they are close to sRGB."""
+    """Return an ICC profile for PNG's chunks gAMA and cHRM, or None if they are close to sRGB."""
     if abs(gamma - 1 / 2.2) < 0.01 and np.allclose(primaries, _BT709, atol=0.002):
         return None
     return _matrix_profile(primaries, np.linspace(0, 1, 1024) ** (1 / gamma))
@@ -144,8 +155,8 @@ def _gamma_profile(gamma: float, primaries: Chromaticities) -> bytes | None:
 def _matrix_profile(primaries: Chromaticities, curve: NDArray[np.float64]) -> bytes | None:
     """Return an ICC profile from primaries and a tone curve, or None if they are invalid.
 
-    The curve maps each pixel value to an amount of light. The Bradford method adapts the primaries
-    from their own white point to D50, as ICC profiles require.
+    ``curve`` contains the amount of light, 0 to 1, for evenly spaced pixel values. The Bradford
+    method adapts the primaries from their own white point to D50, as ICC profiles require.
     """
     try:
         points = np.array(primaries, dtype=float).reshape(4, 2)

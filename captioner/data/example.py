@@ -22,20 +22,21 @@ class Example:
     """Id of the photo in the source, or ``NO_ID``."""
     path: Path
     """Path of the photo's file. Before the photo is located on disk, this is its name in the
-    source. """
+    source."""
     captions: tuple[str, ...]
+    """All captions of the photo, as text."""
     style: str = ""
-    """Style of the captions; see ``Vocabulary.start``."""
+    """Style of the captions (see ``Vocabulary.start``). Empty for the default style."""
     source: int = 0
     """Index of the captions file that lists the photo, from 0. If several files list the photo,
     this is the first file."""
     split: str = UNSPLIT
-    """``train``, ``val``, ``test`` or ``UNSPLIT``."""
+    """The split that contains the photo: ``train``, ``val``, ``test`` or ``UNSPLIT``."""
     tokens: tuple[list[int], ...] = field(default=(), hash=False)
     """Word ids of each caption, followed by the end token. Truncated captions have no end token, so
     that the model does not learn to end a caption there. Empty until the captions are encoded."""
     start: int = START
-    """Start token of the photo's style."""
+    """Id of the start token for the photo's style."""
     repeat: int = 0
     """Index of this repetition of the photo within an epoch, from 0 (see ``data.repeats``)."""
 

@@ -104,8 +104,8 @@ FORMATS = (
         signature=re.compile(rb"\xff\x0a|\0\0\0\x0cJXL "),
     ),
 )
-"""Formats of the photos to find in folders. Formats of textures and scientific data are left out,
-although Pillow can decode them."""
+"""Photo formats. Files of these formats are found when folders are searched. Formats of textures
+and scientific data are left out, although Pillow can decode them."""
 
 VIDEO = PhotoFormat(
     "MP4, MOV, MKV, WebM, AVI, ...",
@@ -114,24 +114,31 @@ VIDEO = PhotoFormat(
         ".ogv", ".webm", ".wmv",
     ),
 )  # fmt: skip
-"""Formats of the videos to find in folders, for a search for videos instead of photos."""
+"""All video formats in one. With this format, a search of folders finds videos instead of
+photos."""
 
 _BY_EXTENSION = {extension: kind for kind in FORMATS for extension in kind.extensions}
 
 
 def format_by_name(name: str | PurePath) -> PhotoFormat | None:
-    """Return a file's format by its extension in any case, or None if it is not a photo."""
+    """Return a photo's format by the extension of its name, or None if it is not a photo.
+
+    Upper and lower case are equal.
+    """
     return _BY_EXTENSION.get(PurePath(name).suffix.lower())
 
 
 def format_by_content(head: bytes) -> PhotoFormat | None:
-    """Detect a format that Pillow may not recognize by the first bytes of a file, or None."""
+    """Return a photo's format by the first bytes of its file, or None if they are not known.
+
+    Only formats that Pillow may not recognize are detected.
+    """
     return next((kind for kind in FORMATS if kind.signature and kind.signature.match(head)), None)
 
 
 @functools.cache
 def register_heif() -> bool:
-    """Let Pillow decode HEIC, and return whether the necessary ``pillow-heif`` is installed.
+    """Let Pillow decode HEIC, and return whether this is possible (with ``pillow-heif``).
 
     The function is called when the first HEIC photo is read, because the import takes a moment.
     """

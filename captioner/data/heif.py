@@ -5,6 +5,9 @@ that was truncated during copying becomes a picture with black or green tiles. l
 mode cannot be reached from ``pillow-heif``. The metadata at the beginning of the file lists the
 place of each tile. This is enough to find missing tiles without decoding anything.
 
+The file consists of boxes, which may contain further boxes. The metadata box lists items. An item
+is a picture, a tile, a grid of tiles, or data such as EXIF.
+
 Source: ISO/IEC 14496-12 (boxes), 23008-12 (HEIF), 14496-15 (units of HEVC), H.265 section 7.4.2.
 """
 
@@ -24,14 +27,15 @@ ZEROED = "part of the picture was overwritten with zeros"
 
 
 class Reader:
-    """A reader of big-endian numbers. Reading past the end raises EOFError."""
+    """A reader of numbers and boxes in a file. Reading past the end raises EOFError."""
 
     def __init__(self, data: bytes, start: int = 0, end: int | None = None) -> None:
+        """Select the bytes of ``data`` from ``start`` up to ``end`` (default: all bytes)."""
         self.data, self.at = data, start
         self.end = len(data) if end is None else min(end, len(data))
 
     def number(self, size: int) -> int:
-        """Read an unsigned number with this size (bytes). A number with size 0 is 0."""
+        """Read an unsigned big-endian number of this size (bytes). A number of size 0 is 0."""
         if self.at + size > self.end:
             raise EOFError("the list of tiles is truncated")
         self.at += size
@@ -42,7 +46,7 @@ class Reader:
         return [self.number(size) for _ in range(count)]
 
     def version(self) -> int:
-        """Read the version of a full box, and skip its flags."""
+        """Read the version at the beginning of a box, and skip the flags after it."""
         return self.number(4) >> 24
 
     def boxes(self) -> Iterator[tuple[bytes, Reader]]:
@@ -150,7 +154,17 @@ def _content(
 ) -> bytes:
     """Return the bytes of an item.
 
-    More than ``most`` bytes are an error, because they show that parts of the file overlap.
+    Args:
+        data: The whole file.
+        method: Storage method. 0: offsets count from the start of the file. 1: offsets count from
+            the start of the box ``idat``.
+        extents: Offset and length of each part of the item (bytes). Length 0 means up to the end.
+        inside: The box ``idat``, or None if the file lacks it.
+        most: Limit on the bytes of the item. More bytes show that parts of the file overlap.
+
+    Raises:
+        EOFError: Bytes of the item are missing.
+        ValueError: Parts of the file overlap.
     """
     if not extents or method > 1 or (method == 1 and inside is None):
         raise EOFError("tiles are missing")
@@ -168,6 +182,10 @@ def _check_hevc(content: bytes) -> None:
     """Check the units of an HEVC picture. Each unit begins with its length.
 
     All cameras and encoders write four bytes per length, so four bytes are expected.
+
+    Raises:
+        EOFError: The last unit is truncated.
+        ValueError: A unit was overwritten with zeros.
     """
     reader = Reader(content)
     while reader.at < len(content):

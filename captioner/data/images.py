@@ -49,11 +49,12 @@ from captioner.errors import ImageError, LargeImageError, NotAnImageError
 from captioner.messages import first_line
 
 MAX_PIXELS = 178_956_970
-"""Limit on the pixels of an image, checked before decoding. Pillow raises an error at this size."""
+"""Limit on the pixels of an image, checked before decoding. Above it, Pillow raises an error too.
+"""
 
 MAX_SIDE = 65_535
-"""Limit on the longer side (pixels). Few formats allow longer sides, and decoders work row by row.
-"""
+"""Limit on the longer side of an image (pixels). Few formats allow longer sides. Decoders work row
+by row, so a large number of rows takes long even if the rows are short."""
 
 MAX_SCANS = 100
 """Limit on the scans of a progressive JPEG. Cameras and browsers write about 10."""
@@ -62,13 +63,14 @@ MAX_SCANNED = 20 * MAX_PIXELS
 """Limit on the total number of pixels in all scans of a JPEG."""
 
 MAX_TILES = 65_536
-"""Limit on the tiles or strips of a TIFF. The decoder treats each part as a separate file."""
+"""Limit on the tiles or strips of a TIFF. Each of them takes time, because Pillow decodes it like a
+separate file."""
 
 MAX_STREAM_BYTES = 1 << 30
 """Limit on standard input and pipes (bytes), which may be endless."""
 
 USUAL_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "HEIF")
-"""Common photo formats by Pillow's names. HEIF (HEIC) works only if ``pillow-heif`` is installed.
+"""Common photo formats, by Pillow's names. HEIF (HEIC) works only if ``pillow-heif`` is installed.
 """
 
 _READABLE = "JPEG, PNG, WebP, GIF, BMP or TIFF"
@@ -185,8 +187,8 @@ def reduced_side(image_size: int) -> int:
 def header_work(file: BinaryIO, formats: tuple[str, ...] | None = None) -> float:
     """Estimate the work of decoding an open file from its header, in pixels.
 
-    A progressive JPEG with more than ten scans counts its pixels once per ten scans. The caller has
-    to rewind the file afterwards.
+    The estimate is the number of pixels. For a progressive JPEG with more than ten scans, it is
+    multiplied by a tenth of the number of scans. The caller has to rewind the file afterwards.
     """
     image = _identify(file, MAX_PIXELS, formats)
     scans = _count_scans(image) if image.info.get("progressive") else 1
@@ -194,7 +196,10 @@ def header_work(file: BinaryIO, formats: tuple[str, ...] | None = None) -> float
 
 
 def image_size(path: str | Path) -> tuple[int, int]:
-    """Return the width and height (pixels) that `open_image` would return, from the header."""
+    """Return the width and height (pixels) of the image that `open_image` would return.
+
+    The size is read from the header. Only for some rotated TIFFs, the image is decoded.
+    """
     with _named(str(path)), _opened(path) as file:
         image = _identify(file, MAX_PIXELS, name=str(path))
         if _orientation(image) < 5:
@@ -211,6 +216,7 @@ def is_photo(source: object) -> bool:
 
 
 def _name_of(source: Photo) -> str:
+    """Return the name of a photo for error messages."""
     name = source if isinstance(source, str | os.PathLike) else getattr(source, "name", "")
     if isinstance(name, str | os.PathLike) and str(name):
         return str(name)
@@ -229,7 +235,11 @@ def _named(name: str) -> Iterator[None]:
 
 @contextmanager
 def _opened(source: Photo) -> Iterator[BinaryIO]:
-    """Open a photo as a file, positioned at its start."""
+    """Open a photo as a file, positioned at its start.
+
+    Raises:
+        ImageError: The source is not a photo, or it cannot be opened.
+    """
     if isinstance(source, str | os.PathLike):
         with open_file(source) as file:
             yield _seekable(file)
@@ -291,11 +301,16 @@ def _seekable(file: BinaryIO) -> BinaryIO:
 
 
 def _reason(error: Exception) -> str:
+    """Return the operating system's description of an error, or else the error's message."""
     return getattr(error, "strerror", None) or str(error)
 
 
 def _plain(image: Image.Image) -> Image.Image:
-    """Return an image as RGB, upright and without metadata except its size."""
+    """Return an image as RGB, upright and without metadata except its size.
+
+    Raises:
+        ImageError: The image cannot be decoded.
+    """
     try:
         image.load()
         # After loading: PNG may store EXIF after the pixels, and Pillow rotates TIFF itself.
@@ -364,7 +379,7 @@ def _identify(
 
 
 def _check_limits(image: Image.Image, max_pixels: int) -> None:
-    """Reject an image with too many pixels or tiles."""
+    """Reject an image with too many pixels, a side that is too long, or too many tiles."""
     size = f"{image.width} x {image.height} pixels"
     if image.width * image.height > max_pixels:
         raise LargeImageError(f"the image is {size}, but {_too_large(max_pixels)}")
@@ -383,11 +398,12 @@ def _check_limits(image: Image.Image, max_pixels: int) -> None:
 
 
 def _too_large(max_pixels: int) -> str:
+    """Return the end of an error message about an image with too many pixels."""
     return f"the limit is {max_pixels:,} pixels; make the image smaller"
 
 
 class _MeteredFile:
-    """A file with a limit on the number of reads.
+    """A file that limits the number of reads and notes a run of zeros in its data.
 
     Without the limit, a file with many parts of a few bytes (chunks, comments) could take a minute.
     """
@@ -395,6 +411,7 @@ class _MeteredFile:
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
         self.zeros = False
+        """True if the data read so far contains ``_ZEROS``."""
         file.seek(0, os.SEEK_END)
         self.reads_left: float = 100_000 + file.tell() // 64
         file.seek(0)
@@ -426,10 +443,10 @@ def _zeros_in_scan(file: BinaryIO) -> bool:
     """Return whether pixels of a JPEG were overwritten with zeros, as far as this can be detected.
 
     A lost block of a memory card or disk reads as zeros, and libjpeg decodes zeros without an
-    error. Zero bits decode to the most frequent symbol of a scan, repeated many times. If this
-    symbol is a coefficient, no photo repeats it a hundred times. If the symbol is the end of a
-    block, zeros may be correct, because large even areas of a photo consist of such symbols. Scans
-    with this symbol, or without coefficients, are not checked.
+    error. In a Huffman code, zero bits decode to the most frequent symbol of a scan, repeated many
+    times. If this symbol is a coefficient, no photo repeats it a hundred times. If the symbol is
+    the end of a block, zeros may be correct, because large even areas of a photo consist of such
+    symbols. Scans with this symbol, or without coefficients, are not checked.
     """
     file.seek(0)
     data, at, progressive = file.read(), 2, False
@@ -510,10 +527,10 @@ def _silence_libtiff() -> None:
 
 
 def _to_try(kind: PhotoFormat | None, formats: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """Return the formats that Pillow should try.
+    """Return the names of the formats that Pillow should try, or None for all formats.
 
-    HEIF is included only for a file that needs it, because Pillow supports HEIF only after
-    registration.
+    ``kind`` is the format that the file seems to have. ``formats`` are the accepted formats. HEIF
+    is included only for a file that needs it, because Pillow supports HEIF only after registration.
     """
     accepted = formats is None or "HEIF" in formats
     if accepted and kind is HEIC and register_heif():
@@ -524,8 +541,9 @@ def _to_try(kind: PhotoFormat | None, formats: tuple[str, ...] | None) -> tuple[
 def _is_raw(tags: Mapping[int, Any], name: str) -> bool:
     """Return whether a TIFF is camera RAW. Pillow could only read a small preview of it.
 
-    DNG has a version tag (50706). Other camera RAW is recognized by its name, or by a first image
-    (254) that is a reduced version of the images in sub-directories (330).
+    DNG has a version tag (50706). Other camera RAW is recognized by its name. It can also be
+    recognized by a first image that is a reduced version (tag 254) of images in sub-directories
+    (tag 330).
     """
     reduced = isinstance(tags.get(254), int) and tags[254] & 1 and 330 in tags
     return name.lower().endswith(RAW.extensions) or 50706 in tags or bool(reduced)
@@ -582,10 +600,15 @@ def _explain(file: BinaryIO, head: bytes, problem: Exception | None) -> None:
 
 
 def _unsupported(name: str, variant: str) -> NotAnImageError:
+    """Return the error for a variant of a format that Pillow cannot decode."""
     return NotAnImageError(f"this kind of {name} is not supported ({variant}); {variants.SAVE}")
 
 
 def _undecodable(error: Exception, name: str | None = None) -> ImageError:
+    """Return the error for an image that cannot be decoded, from the error of the decoder.
+
+    ``name`` is the name of the format. It is used if the decoder does not support the variant.
+    """
     reason = first_line(error).rstrip(".")
     if isinstance(error, MemoryError):
         return ImageError(
@@ -602,6 +625,14 @@ def _undecodable(error: Exception, name: str | None = None) -> ImageError:
 def _not_an_image(
     head: bytes, kind: PhotoFormat | None, formats: tuple[str, ...] | None, name: str = ""
 ) -> ImageError:
+    """Return the error for a file that Pillow does not recognize as an image.
+
+    Args:
+        head: The first bytes of the file.
+        kind: The format that these bytes identify, if any.
+        formats: The accepted formats, or None for all formats.
+        name: Name of the file.
+    """
     if not head:
         closed = "the input is empty (0 bytes) or closed; pass an image file"
         empty = "the file is empty; copy or download it again"

@@ -1,9 +1,9 @@
 """Functions that edit the caption, writer and keywords in IPTC data.
 
-Photoshop's image resources contain the IPTC data. Other resources and datasets keep their bytes
-and their order. This includes repeated
-resources and datasets, signatures other than 8BIM, data longer than 32,767 bytes, and the padding
-after them.
+IPTC data is a sequence of datasets, such as 2:120 (the caption). A photo stores it as one of
+Photoshop's image resources. Other resources and datasets keep their bytes and their order. This
+includes repeated resources and datasets, signatures other than 8BIM, data longer than 32,767 bytes,
+and the padding after them.
 
 Sources: IPTC Information Interchange Model 4.2 (2:25, 2:120, 2:122 and 1:90); Adobe Photoshop File
 Formats, "Image Resources Section".
@@ -33,9 +33,11 @@ class Resource(NamedTuple):
     """An image resource, or the padding after the last resource."""
 
     number: int
+    """Number that identifies the kind of data."""
     data: bytes
+    """Content of the resource, such as IPTC data."""
     head: bytes = b""
-    """Signature, number and name."""
+    """Signature, number and name. Empty for the padding after the last resource."""
     padded: bool = True
     """True if a padding byte follows data of odd length."""
 
@@ -48,7 +50,7 @@ class Resource(NamedTuple):
 
 
 def read_resources(data: bytes) -> list[Resource]:
-    """Return the image resources in the data of a Photoshop block.
+    """Return the image resources in the data of a Photoshop block, and the padding after them.
 
     Raises:
         DataError: The data is damaged.
@@ -75,7 +77,7 @@ def captions(resources: Iterable[Resource]) -> list[str]:
 
 
 def texts(iptc: bytes, dataset: tuple[int, int] = _CAPTION) -> list[str]:
-    """Return the captions in IPTC data, or the texts of the given dataset."""
+    """Return the texts in IPTC data that are stored in one dataset, by default the captions."""
     values = (
         one.value.decode(errors="replace").strip()
         for one in _datasets(iptc)[0]
@@ -92,10 +94,11 @@ def keywords(resources: Iterable[Resource]) -> list[str]:
 def edited(resources: Sequence[Resource], edit: Edit) -> list[Resource]:
     """Return image resources with edited IPTC data.
 
-    Every IPTC resource with a caption is edited. If no resource has a caption, the first IPTC
-    resource is edited, or a new one is added. Photoshop's digest of the data is updated if it was
-    correct or consisted of zeros. A wrong digest is kept, because it shows that another program has
-    changed the data since the XMP was written.
+    ``edit`` receives the IPTC data of one resource. Every IPTC resource with a caption is edited.
+    If no resource has a caption, the first IPTC resource is edited, or a new one is added.
+    Photoshop's digest of the data is updated if it was correct or consisted of zeros. A wrong
+    digest is kept, because it shows that another program has changed the data since the XMP was
+    written.
     """
     places = [n for n, one in enumerate(resources) if _is_iptc(one)]
     chosen = [n for n in places if texts(resources[n].data)] or places[:1]
@@ -118,11 +121,12 @@ def edited(resources: Sequence[Resource], edit: Edit) -> list[Resource]:
 def set_caption(iptc: bytes, text: str, words: Sequence[str], *, own: bool) -> bytes:
     """Return IPTC data with this caption and additional keywords.
 
-    If the data use a character set other than UTF-8, only ASCII text can be added. For
-    non-ASCII text, the old caption is removed, so that only the XMP has a caption.
+    Existing data that does not declare the character set UTF-8 can only store ASCII. If the caption
+    or a keyword contains other characters, nothing is added to such data. The old caption is
+    removed, so that only the XMP has a caption.
 
     Args:
-        iptc: The data.
+        iptc: The data. Empty data becomes data in UTF-8.
         text: The caption.
         words: Keywords to add.
         own: True if captioner wrote the caption itself.
@@ -167,11 +171,12 @@ def remove_own(iptc: bytes, text: str, digests: Iterable[str], words: Iterable[s
 
 
 def is_caption(text: str, found: str) -> bool:
-    """Return whether the IPTC caption ``found`` is this text, possibly cut to IPTC's limit."""
+    """Return whether the IPTC caption ``found`` is ``text``, possibly cut to IPTC's limit."""
     return found in (text, _short(_CAPTION, text).decode().strip())
 
 
 def _is_iptc(one: Resource) -> bool:
+    """Return whether a resource contains IPTC data."""
     return one.number == _IPTC and one.head.startswith(b"8BIM")
 
 
@@ -180,17 +185,23 @@ def _md5(data: bytes) -> bytes:
 
 
 class _Dataset(NamedTuple):
+    """One value in IPTC data, such as the caption or a keyword."""
+
     key: tuple[int, int]
     """Record number and dataset number."""
     value: bytes
+    """The value, without the header."""
     raw: bytes
+    """The whole dataset, with its header."""
 
     @property
     def own(self) -> bool:
+        """True if the dataset names captioner as the writer of the caption."""
         return self.key == _WRITER and is_own_writer(self.value.decode(errors="replace"))
 
 
 def _dataset(key: tuple[int, int], value: bytes) -> _Dataset:
+    """Return a dataset with this value."""
     return _Dataset(key, value, struct.pack(">BBBH", 0x1C, *key, len(value)) + value)
 
 
@@ -200,7 +211,11 @@ def _short(key: tuple[int, int], text: str) -> bytes:
 
 
 def _datasets(iptc: bytes) -> tuple[list[_Dataset], bytes]:
-    """Return the datasets of IPTC data, and the bytes that follow them."""
+    """Return the datasets of IPTC data, and the bytes that follow them.
+
+    Raises:
+        DataError: The data is damaged.
+    """
     found, at = [], 0
     while at + 5 <= len(iptc) and iptc[at] == 0x1C:
         record, number, size = struct.unpack(">BBH", iptc[at + 1 : at + 5])

@@ -1,8 +1,8 @@
 """Functions that edit the XMP and IPTC segments of JPEG files, and adjust offsets.
 
 A file is edited segment by segment. All other segments, the scans, and the pictures and data after
-the photo keep their bytes. Offsets to these pictures are adjusted in
-Multi-Picture Format (a gain map, a second view) and in EXIF (previews).
+the photo keep their bytes. When a segment grows, these pictures move. Offsets to them are adjusted
+in Multi-Picture Format (a gain map, a second view) and in EXIF (previews).
 
 Sources: XMP Specification Part 3, 1.1.3 (APP1, extended XMP); CIPA DC-007 (Multi-Picture Format).
 """
@@ -24,9 +24,9 @@ _SCAN, _END = 0xDA, 0xD9
 _EXIF, _MPF = b"Exif\0\0", b"MPF\0"
 _XMP, _EXTENSION = b"http://ns.adobe.com/xap/1.0/\0", b"http://ns.adobe.com/xmp/extension/\0"
 _PHOTOSHOP = b"Photoshop 3.0\0"
-_LARGEST = 65533
-_MP_ENTRY = 0xB002
-_PICTURES = 64  # most pictures after the photo
+_LARGEST = 65533  # bytes of a segment's data
+_MP_ENTRY = 0xB002  # tag of the list of pictures in Multi-Picture Format
+_PICTURES = 64  # limit on the pictures after the photo
 _OFFSETS = {
     "<": rb"\x04\0\x01\0\0\0|\x07\0....",
     ">": rb"\0\x04\0\0\0\x01|\0\x07....",
@@ -36,17 +36,26 @@ _SMALL = 0xFFFF  # an offset that other values may equal by chance
 
 
 class _Segment(NamedTuple):
+    """A segment of a JPEG file, such as EXIF."""
+
     marker: int
+    """Second byte of the segment's marker."""
     data: bytes
+    """Content of the segment, after its length."""
     at: int = 0
-    """Position of the segment's data in the file."""
+    """Position of the segment's data in the file. 0 for a new segment."""
 
     def starts(self, marker: int, name: bytes) -> bool:
+        """Return whether the segment has this marker and its data begins with this name."""
         return self.marker == marker and self.data.startswith(name)
 
 
 def _read(data: bytes) -> tuple[list[_Segment], int]:
-    """Return the segments before the first scan, and the position where the scan begins."""
+    """Return the segments before the first scan, and the position where the scan begins.
+
+    Raises:
+        DataError: The file is damaged.
+    """
     segments: list[_Segment] = []
     at = 2
     while True:
@@ -62,6 +71,7 @@ def _read(data: bytes) -> tuple[list[_Segment], int]:
 
 
 def _find(segments: Sequence[_Segment], marker: int, name: bytes) -> list[int]:
+    """Return the indices of the segments with this marker and name."""
     return [n for n, segment in enumerate(segments) if segment.starts(marker, name)]
 
 
@@ -75,7 +85,10 @@ def _after_exif(segments: Sequence[_Segment]) -> int:
 
 
 def packets(data: bytes) -> list[bytes]:
-    """Return the XMP packets of a JPEG file, followed by its extended packets."""
+    """Return the XMP packets of a JPEG file, followed by its extended packets.
+
+    Extended packets contain the properties that do not fit into one segment.
+    """
     segments, _ = _read(data)
     found = [segments[n].data[len(_XMP) :] for n in _find(segments, _APP1, _XMP)]
     return [*found, *_extended(segments)]
@@ -95,7 +108,14 @@ def _extended(segments: Sequence[_Segment]) -> Iterator[bytes]:
 
 
 def edit_xmp(data: bytes, edit: Callable[[bytes | None], bytes | None]) -> bytes:
-    """Return a JPEG file with an edited XMP packet. Packets that become empty are removed."""
+    """Return a JPEG file with an edited XMP packet.
+
+    ``edit`` receives a packet, or empty bytes if the file has no packet. It returns the edited
+    packet, or None to remove the packet.
+
+    Raises:
+        DataError: The description is in an extended packet, or the metadata cannot be edited.
+    """
     segments, scan = _read(data)
     if any(xmp.find_description(packet).text for packet in _extended(segments)):
         raise DataError("the photo's description is in extended XMP; use --sidecar xmp")
@@ -125,8 +145,9 @@ def resources(data: bytes) -> list[iptc.Resource]:
 def _streams(segments: Sequence[_Segment]) -> list[tuple[list[int], list[iptc.Resource]]]:
     """Return groups of Photoshop segments, each with the image resources in the group.
 
-    All segments form one group if resources continue from segment to segment. Otherwise, each
-    segment is a group.
+    A group is a list of indices of ``segments``. All Photoshop segments form one group if they can
+    be read as one block, because resources may continue from segment to segment. Otherwise, each
+    segment is a group. Damaged segments are left out.
     """
     places = _find(segments, _APP13, _PHOTOSHOP)
     found = []
@@ -142,7 +163,11 @@ def _streams(segments: Sequence[_Segment]) -> list[tuple[list[int], list[iptc.Re
 
 
 def edit_iptc(data: bytes, edit: iptc.Edit) -> bytes:
-    """Return a JPEG file with edited IPTC data. Damaged data are returned unchanged."""
+    """Return a JPEG file with edited IPTC data. Damaged Photoshop segments are kept unchanged.
+
+    Raises:
+        DataError: The IPTC data is damaged, or the metadata becomes too large.
+    """
     segments, scan = _read(data)
     streams = _streams(segments)
     if not _find(segments, _APP13, _PHOTOSHOP):
@@ -166,7 +191,13 @@ def edit_iptc(data: bytes, edit: iptc.Edit) -> bytes:
 
 
 def _written(data: bytes, segments: Sequence[_Segment], scan: int) -> bytes:
-    """Return a file with new segments, and with adjusted offsets to the data after them."""
+    """Return a file with new segments, and with adjusted offsets to the pictures after the photo.
+
+    ``scan`` is the position in ``data`` where the first scan begins.
+
+    Raises:
+        DataError: A segment is too large, or data after the photo cannot be moved.
+    """
     if any(len(segment.data) > _LARGEST for segment in segments):
         raise DataError("the metadata is too large for JPEG; use --sidecar xmp")
     new_scan = 2 + sum(len(segment.data) + 4 for segment in segments)
@@ -194,7 +225,14 @@ def _pictures_after(data: bytes, scan: int) -> list[int]:
 
 
 def _moved_pictures(segment: _Segment, scan: int, growth: int, whole: int) -> bytes:
-    """Adjust the offsets in a Multi-Picture segment. They count from its TIFF header."""
+    """Adjust the offsets in a Multi-Picture segment. They count from the segment's TIFF header.
+
+    Args:
+        segment: The segment.
+        scan: Position in the old file where the first scan begins.
+        growth: Number of bytes by which the distance from the segment to the scan grows.
+        whole: Number of bytes by which the photo grows.
+    """
     body = bytearray(segment.data)
     order = ">" if body[4:6] == b"MM" else "<"
     base = len(_MPF)
@@ -222,6 +260,11 @@ def _moved_previews(segment: _Segment, starts: Sequence[int], growth: int) -> by
     Offsets count from the segment's TIFF header. Their fields are found by their bytes, because the
     fields may be in a part with the camera maker's own format. Such a field contains a type, a
     number of values (1, or the number of bytes), and exactly the offset of a picture.
+
+    Args:
+        segment: The segment.
+        starts: Positions in the old file of the pictures after the photo.
+        growth: Number of bytes by which the distance from the segment to the pictures grows.
     """
     body, offsets = segment.data, [start - segment.at - len(_EXIF) for start in starts]
     for order, field in _OFFSETS.items():

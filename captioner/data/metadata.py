@@ -6,13 +6,13 @@
     TIFF    XMP
 
 Only the segments or chunks with these texts are edited. Pixels and the properties of other
-programs therefore keep their bytes. No library does this for all four formats.
-Pillow encodes the pixels again, piexif is not maintained and does not support XMP, and exiv2 and
-its bindings have the GPL. HEIC and AVIF are left to the program exiftool
-(`captioner.data.photo_metadata`).
+programs therefore keep their bytes. No library with a suitable license does this for all four
+formats. Pillow encodes the pixels again. piexif is not maintained and does not support XMP. exiv2
+and its bindings have the GPL. For HEIC and AVIF, `captioner.data.photo_metadata` runs the program
+exiftool.
 
-A DataError is raised for metadata that is damaged, too large, or unlike the metadata of photo
-programs.
+The functions receive and return the content of a file. They raise a DataError for metadata that is
+damaged, too large, or unlike the metadata of photo programs.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ _IN_PHOTO = "use --sidecar xmp"
 
 
 def find_in_sidecar(packet: bytes) -> Found:
-    """Return the description of a sidecar file."""
+    """Return the description in an XMP sidecar, and whether captioner wrote it."""
     with _advice(_IN_SIDECAR):
         return xmp.find_description(packet)
 
 
 def read_description(packet: bytes) -> str:
-    """Return the default description of a sidecar file, or an empty text."""
+    """Return the text of the description in an XMP sidecar, or an empty text."""
     return find_in_sidecar(packet).text
 
 
 def set_description(
     packet: bytes | None, text: str, keywords: Sequence[str] = (), *, mark: Mark | None = None
 ) -> bytes:
-    """Return a sidecar file with this description, as in `xmp.set_description`.
+    """Return an XMP sidecar with this description (see `xmp.set_description`).
 
-    A new file is made if ``packet`` is None.
+    ``packet`` is the old sidecar. If it is None, a new sidecar is made.
     """
     with _advice(_IN_SIDECAR):
         return xmp.set_description(packet, text, keywords, mark=mark)
 
 
 def remove_from_sidecar(packet: bytes) -> bytes | None:
-    """Return a sidecar file without captioner's texts, or None if it has no other content."""
+    """Return an XMP sidecar without captioner's texts, or None if it has no other content."""
     with _advice(_IN_SIDECAR):
         return xmp.remove_own(packet)
 
@@ -67,8 +67,12 @@ def remove_from_sidecar(packet: bytes) -> bytes | None:
 
 
 class _Format(NamedTuple):
+    """The functions for XMP in one photo format."""
+
     packets: Callable[[bytes], list[bytes]]
+    """Function that returns the XMP packets of a file."""
     edit: Callable[[bytes, xmp_files.EditPacket], bytes]
+    """Function that returns a file with its XMP packet edited."""
 
 
 _JPEG = _Format(jpeg_metadata.packets, jpeg_metadata.edit_xmp)
@@ -78,6 +82,7 @@ _TIFF = _Format(xmp_files.tiff_packets, xmp_files.edit_tiff)
 
 
 def _format(data: bytes) -> _Format | None:
+    """Return the format of a file, or None if descriptions cannot be embedded in it."""
     if data.startswith(b"\xff\xd8\xff"):
         return _JPEG
     if data.startswith(xmp_files.PNG):
@@ -88,14 +93,14 @@ def _format(data: bytes) -> _Format | None:
 
 
 def can_embed(data: bytes) -> bool:
-    """Return whether a description can be embedded in a file of this format."""
+    """Return whether a file has a format in which a description can be embedded."""
     return _format(data) is not None
 
 
 def find_embedded(data: bytes) -> Found:
-    """Return the description in a file, from XMP or else from IPTC.
+    """Return the description in a photo file, from XMP or else from IPTC.
 
-    It counts as captioner's own only if the file contains no different description.
+    The description counts as captioner's own only if the file contains no different description.
     """
     kind = _known(data)
     with _advice(_IN_PHOTO):
@@ -117,16 +122,20 @@ def find_embedded(data: bytes) -> Found:
 
 
 def embedded_description(data: bytes) -> str:
-    """Return the description in a file, from XMP or else from IPTC, or an empty text."""
+    """Return the text of the description in a photo file, or an empty text."""
     return find_embedded(data).text
 
 
 def embed_description(
     data: bytes, text: str, keywords: Sequence[str] = (), *, mark: Mark | None = None
 ) -> bytes:
-    """Return a file with this description and additional keywords. The rest of the file is kept.
+    """Return a photo file with this description and additional keywords.
 
-    ``mark`` records that captioner wrote the text.
+    The rest of the file is kept. ``mark`` records that captioner wrote the text. It is None for a
+    text by a person.
+
+    Raises:
+        DataError: The format does not support this, or the metadata cannot be edited.
     """
     kind, known = _known(data), []
     if kind is _TIFF and xmp_files.is_raw_tiff(data):
@@ -147,7 +156,7 @@ def embed_description(
 
 
 def remove_embedded(data: bytes) -> bytes:
-    """Return a file without the description and keywords that captioner wrote."""
+    """Return a photo file without the description and keywords that captioner wrote."""
     kind, found = _known(data), find_embedded(data)
     if not found.digests:
         return data
@@ -161,6 +170,11 @@ def remove_embedded(data: bytes) -> bytes:
 
 
 def _known(data: bytes) -> _Format:
+    """Return the format of a file.
+
+    Raises:
+        DataError: Descriptions cannot be embedded in this format.
+    """
     if (kind := _format(data)) is None:
         raise DataError("descriptions cannot be embedded in this format; use --sidecar xmp")
     return kind
@@ -168,7 +182,11 @@ def _known(data: bytes) -> _Format:
 
 @contextmanager
 def _advice(advice: str) -> Iterator[None]:
-    """Add a remedy to errors of `xmp`, because `xmp` does not know the kind of file."""
+    """Add a remedy to errors of `xmp`.
+
+    `xmp` cannot name a remedy, because it does not know whether a packet is from a photo or from a
+    sidecar.
+    """
     try:
         yield
     except DataError as error:

@@ -32,21 +32,25 @@ _XMP = re.compile(rb"<x:xmpmeta[\s>].*?</x:xmpmeta>", re.DOTALL)
 
 
 class NotEditableError(DataError):
-    """An error for a photo in a format that cannot store a description."""
+    """An error for a photo in a format in which captioner cannot store a description."""
 
 
 def find_in_photo(photo: Path, *, exiftool: bool) -> Found:
     """Return the description in a photo.
 
+    Args:
+        photo: Path of the photo.
+        exiftool: Read formats that captioner cannot edit with the program exiftool.
+
     Raises:
-        NotEditableError: The format cannot store a description.
+        NotEditableError: A description cannot be stored in this format.
     """
     data = _readable(photo, exiftool=exiftool)
     return find_in_sidecar(_packet(photo)) if data is None else find_embedded(data)
 
 
 def find_inside(photo: Path) -> Found:
-    """Return the description in a photo of any format, also if the photo cannot be changed.
+    """Return the description in a photo of any format, even if the format cannot be edited.
 
     Unreadable files and damaged metadata count as a photo without a description.
     """
@@ -63,7 +67,15 @@ def find_inside(photo: Path) -> Found:
 def with_description(
     photo: Path, text: str, keywords: Sequence[str], mark: Mark | None, *, exiftool: bool
 ) -> bytes:
-    """Return a photo file with this description, as in `embed_description`."""
+    """Return the content of a photo file with this description.
+
+    Args:
+        photo: Path of the photo. The file itself is not changed.
+        text: The description.
+        keywords: Keywords to add.
+        mark: The mark of a caption that captioner wrote. None if a person wrote it.
+        exiftool: Let the program exiftool edit formats that captioner cannot edit.
+    """
     data = _readable(photo, exiftool=exiftool)
     if data is not None:
         return embed_description(data, text, keywords, mark=mark)
@@ -71,7 +83,7 @@ def with_description(
 
 
 def without_own_description(photo: Path, *, exiftool: bool) -> bytes:
-    """Return a photo file without the texts that captioner wrote into it."""
+    """Return the content of a photo file without the texts that captioner wrote into it."""
     data = _readable(photo, exiftool=exiftool)
     if data is not None:
         return remove_embedded(data)
@@ -92,7 +104,12 @@ def require_exiftool() -> None:
 
 
 def _readable(photo: Path, *, exiftool: bool) -> bytes | None:
-    """Return the data of a file that captioner edits, or None if exiftool has to do so."""
+    """Return the content of a file that captioner can edit, or None if exiftool has to edit it.
+
+    Raises:
+        NotEditableError: The file is camera RAW, or its format needs exiftool and ``exiftool`` is
+            False.
+    """
     data = b"" if photo.is_fifo() else photo.read_bytes()
     if format_by_name(photo) is RAW:
         raise NotEditableError("camera RAW files are never changed; use --sidecar xmp")
@@ -107,11 +124,12 @@ def _readable(photo: Path, *, exiftool: bool) -> bytes | None:
 
 
 def _packet(photo: Path) -> bytes:
+    """Return the XMP packet of a photo, which exiftool extracts. Empty if the photo has no XMP."""
     return _run("-b", "-XMP", photo)
 
 
 def _with_packet(photo: Path, packet: bytes | None) -> bytes:
-    """Return a photo with this XMP packet, or without XMP if the packet is None."""
+    """Return the content of a photo with this XMP packet, or without XMP if it is None."""
     with tempfile.TemporaryDirectory(prefix="captioner-") as folder:
         # exiftool expands % in names of files that it writes.
         suffix = photo.suffix if photo.suffix[1:].isalnum() else ""
@@ -122,7 +140,11 @@ def _with_packet(photo: Path, packet: bytes | None) -> bytes:
 
 
 def _run(*arguments: str | Path) -> bytes:
-    """Run exiftool and return its output."""
+    """Run exiftool with these arguments, and return its output.
+
+    Raises:
+        DataError: exiftool reported an error.
+    """
     # Absolute names, because a name that begins with a dash would be an option.
     names = [str(a.absolute()) if isinstance(a, Path) else a for a in arguments]
     done = subprocess.run(["exiftool", *names], capture_output=True, check=False)

@@ -13,7 +13,7 @@ from captioner.errors import NotAnImageError
 
 _LAYOUT = "(H, W, 3) for RGB with the channels last, (H, W, 4) for RGBA, or (H, W) for grey values"
 _16_BIT = {"PNG", "PPM"}
-"""Formats whose 16-bit values Pillow reads in its 32-bit mode."""
+"""Formats, by Pillow's names, with 16-bit values that Pillow reads in its 32-bit mode."""
 _STRIP = 256
 """Number of rows to scale at a time, because float64 takes 8 times the memory."""
 
@@ -83,6 +83,7 @@ def fit_photo(photo: Image.Image, longest: int, at_least: int = 0) -> Image.Imag
 
 
 def _without_profile(image: Image.Image) -> Image.Image:
+    """Convert an image to a new RGB image without applying its colour profile."""
     if image.mode in {"I", "F"} or image.mode.startswith("I;16"):
         return Image.fromarray(_to_8_bit(image)).convert("RGB")
     if image.has_transparency_data:
@@ -96,13 +97,14 @@ def _without_profile(image: Image.Image) -> Image.Image:
 
 
 def _to_8_bit(image: Image.Image) -> NDArray[np.uint8]:
-    """Scale grey values of more than 8 bits to 0..255.
+    """Scale grey values of more than 8 bits to 0..255, (H, W), uint8.
 
-    - 16-bit modes are divided by 257. So is the 32-bit mode of formats that are 16-bit (PNG, PGM).
-    - 12-bit TIFFs are divided by 4095 / 255.
+    - Values of 16-bit modes are divided by 257. This includes the 32-bit mode of formats that have
+      16 bits (PNG, PGM).
+    - Values of 12-bit TIFFs are divided by 4095 / 255.
     - Other 32-bit integers and floats have no fixed range, so the range is taken from the values.
-      Floats that are mostly in 0..1 are multiplied by 255, 0..255 is kept, 0..65535 is divided by
-      257, and any other range is stretched.
+      Floats that are mostly in 0..1 are multiplied by 255. Values in 0..255 are kept. Values in
+      0..65535 are divided by 257. Any other range is stretched to 0..255.
 
     NaN becomes 0, and an infinity becomes the nearest finite value. The value that a PNG declares
     transparent becomes white.
@@ -136,7 +138,7 @@ def _to_8_bit(image: Image.Image) -> NDArray[np.uint8]:
 
 
 def _mostly_in_unit_range(finite: NDArray[Any]) -> bool:
-    """Return whether floats are from 0 to 1, except at most a tenth (brighter highlights)."""
+    """Return whether floats are from 0 to 1. At most a tenth may be above 1 (highlights)."""
     if finite.size == 0:
         return False
     dark, bright = np.quantile(finite[:: max(1, finite.size // 100_000)], (0.1, 0.9))

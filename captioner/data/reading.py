@@ -1,4 +1,4 @@
-"""Helpers that read photos ahead in threads, in batches, and with a progress bar."""
+"""Functions that read photos ahead in threads, singly or in batches, and show a progress bar."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def reader_threads() -> int:
 def read_ahead(
     function: Callable[[T], R], items: Iterable[T], *, ahead: int, threads: int = 1
 ) -> Generator[R, None, None]:
-    """Call a function on items in threads that run ahead of the consumer, like ``map``.
+    """Call a function on items like ``map``, but in threads that run ahead of the consumer.
 
-    Results keep their order. An exception is raised in place of its result. At most ``ahead``
-    calls are in flight, including the call that the consumer waits for. Items are consumed only as
-    needed. Closing the generator cancels the calls that have not started.
+    Results are yielded in the order of the items. An exception is raised in place of its result. At
+    most ``ahead`` calls are in flight, including the call that the consumer waits for. Items are
+    consumed only as needed. Closing the generator cancels the calls that have not started.
     """
     source = iter(items)
     pending: deque[Future[R]] = deque()
@@ -48,14 +48,15 @@ def read_ahead(
 def read_batches(
     function: Callable[[T], R], items: Iterable[T], size: int, *, threads: int = 2
 ) -> Generator[list[tuple[T, R | ImageError]], None, None]:
-    """Call a function on items, such as photos, and yield the results in batches.
+    """Call a function on items, such as photos, and yield the items with their results in batches.
 
-    While a batch is used, the next batch is read. If the function raises an ``ImageError``, the
-    error becomes the result of the item. The last batch may be smaller than ``size``. See also
-    `read_ahead`.
+    While the caller uses a batch, threads read the next batch (see `read_ahead`). If the function
+    raises an ``ImageError``, the error becomes the result of the item. The last batch may contain
+    fewer than ``size`` items.
     """
 
     def call(item: T) -> tuple[T, R | ImageError]:
+        """Return an item with its result or its error."""
         try:
             return item, function(item)
         except ImageError as error:
@@ -67,11 +68,11 @@ def read_batches(
 
 
 def photo_bar(photos: Iterable[Any] | None = None, *, shown: bool = True, **options: Any) -> Any:
-    """Return a progress bar of photos. It is shown on standard error, if that is a terminal.
+    """Return a progress bar that counts photos. It is shown if standard error is a terminal.
 
     Args:
-        photos: Photos to iterate over. If they are None, the caller has to call ``update``.
-        shown: Show the bar.
+        photos: Photos to iterate over. If this is None, the caller has to call ``update``.
+        shown: Show the bar. If False, it is hidden on a terminal too.
         **options: Options of tqdm.
     """
     from tqdm import tqdm  # imported here, because most callers show no progress

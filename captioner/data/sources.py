@@ -30,20 +30,26 @@ from captioner.options import TrainConfig
 class PhotoSource:
     """A source of batches with photos from files, or with features from a cache.
 
-    A thread reads the cached features ahead. Each process takes its share of each batch. A batch
-    therefore contains the same photos for any number of processes.
+    A thread reads the cached features ahead. In distributed training, each process takes its share
+    of each batch. A batch therefore contains the same photos for any number of processes.
     """
 
     reader: PhotoReader
+    """Reader that decodes the photos and samples their captions."""
     photos: Sequence[Example]
+    """All photos of an epoch, with their tokens."""
     batch_size: int
-    """Photos per step over all processes."""
+    """Number of photos per step, over all processes."""
     bucket: int = 1
-    """Number of batches that are sorted together; see `epoch_batches`."""
+    """Number of batches that are sorted together (see `epoch_batches`)."""
     rank: int = 0
+    """Index of this process, from 0."""
     world: int = 1
+    """Number of training processes."""
     workers: int = 0
+    """Number of worker processes that decode photos. 0: decode in this process."""
     cache: FeatureCache | None = None
+    """Cache of the photos' features, or None to read photos from files."""
 
     def batches_in(self, epoch: int) -> int:
         """Return the number of batches in an epoch, the same for all processes."""
@@ -63,7 +69,10 @@ class PhotoSource:
                 yield replace(batch, step=first + number)
 
     def _shares(self, epoch: int, start: int) -> Iterator[list[tuple[int, Example]]]:
-        """Yield this process's share of every batch from ``start``: photos with their epoch."""
+        """Yield this process's share of every batch from batch ``start`` on.
+
+        A share is a list of pairs of an epoch and a photo.
+        """
         lengths = [[len(words) for words in photo.tokens] for photo in self.photos]
         batches = epoch_batches(
             lengths, self.batch_size, seed=self.reader.seed, epoch=epoch, bucket=self.bucket
@@ -74,9 +83,9 @@ class PhotoSource:
             yield share or [(FILLER, self.photos[batch[0]])]
 
     def _features(self, cache: FeatureCache, share: list[tuple[int, Example]]) -> Batch:
-        """Return a batch of features.
+        """Return a batch of features for a share (see `_shares`).
 
-        The photos are collated before reading, so that the features are copied only once.
+        The batch is sorted before the features are read, so that they are copied only once.
         """
         sampled = (self.reader.sample(photo, epoch) for epoch, photo in share)
         batch = collate([(photo, torch.tensor(flipped)) for photo, flipped in sampled])
@@ -87,12 +96,13 @@ class PhotoSource:
 def epoch_batches(
     lengths: Sequence[Sequence[int]], batch_size: int, *, seed: int, epoch: int, bucket: int = 1
 ) -> list[list[int]]:
-    """Return the batches of an epoch as indices of photos, shuffled by seed and epoch.
+    """Return the batches of an epoch as lists of indices of photos, shuffled by seed and epoch.
 
-    With ``bucket`` above 1, a batch contains photos with the same number of captions and similar
-    ``lengths`` (words). For this, the photos of ``bucket`` consecutive batches in shuffled order
-    are sorted by their number of captions, then by their lengths, and cut into batches. The order
-    of these batches is shuffled too. The last batch may have fewer photos than ``batch_size``.
+    ``lengths`` contains, for each photo, the number of words in each of its captions. With
+    ``bucket`` above 1, a batch contains photos with the same number of captions and similar
+    lengths. For this, the photos of ``bucket`` consecutive batches in shuffled order are sorted by
+    their number of captions, then by their lengths, and cut into batches. The order of these
+    batches is shuffled too. The last batch may have fewer photos than ``batch_size``.
     """
     size = len(lengths)
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
@@ -117,7 +127,10 @@ def open_source(
     rank: int = 0,
     world: int = 1,
 ) -> PhotoSource:
-    """Return the source of process ``rank`` of ``world``. A cache makes it yield features."""
+    """Return the source of batches for process ``rank`` of ``world`` processes.
+
+    With a cache, the batches contain features instead of pixels.
+    """
     data, batch_size = config.data, config.training.batch_size
     reader = PhotoReader(
         preprocessing,
@@ -134,7 +147,7 @@ def open_source(
 def _load(
     reader: PhotoReader, shares: Iterable[list[tuple[int, Example]]], workers: int
 ) -> Generator[Batch, None, None]:
-    """Yield batches that worker processes decode ahead.
+    """Yield the batches of shares (see ``PhotoSource._shares``), which workers decode ahead.
 
     The workers end with the iteration. With 0 workers, this process decodes the photos.
 
@@ -159,14 +172,14 @@ def _load(
 
 
 def without_text(share: list[tuple[int, Example]]) -> list[tuple[int, Example]]:
-    """Drop the text of captions from photos with epochs, because workers do not need it."""
+    """Return a share without the text of its captions, because workers need only the tokens."""
     return [(epoch, replace(photo, captions=())) for epoch, photo in share]
 
 
 def _leave_signals_to_parent(_: int) -> None:
     """Ignore Ctrl-C and SIGTERM in a worker.
 
-    They reach the whole process group, and the parent process handles them.
+    These signals reach the whole process group, and the parent process handles them.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

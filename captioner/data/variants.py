@@ -1,7 +1,8 @@
 """Format variants that Pillow decodes wrongly or not at all, although the file is complete.
 
 A variant is recognized by the file's header, not by the look of its pixels. The variants were found
-by decoding a table of files with a second decoder (tests/unit/data/test_variants.py).
+by comparing Pillow with a second decoder on files of many variants
+(tests/unit/data/test_variants.py).
 """
 
 from __future__ import annotations
@@ -17,16 +18,21 @@ _COLOURS = {
     9: "ICCLAB", 10: "ITULAB", 32803: "camera RAW", 32844: "LogL", 32845: "LogLuv",
     34892: "linear RAW",
 }  # fmt: skip
+"""Names of the colour spaces of a TIFF, by the value of tag 262."""
+
 _COMPRESSIONS = {
     1: "not compressed", 2: "CCITT", 3: "CCITT", 4: "CCITT", 5: "LZW", 6: "old JPEG", 7: "JPEG",
     8: "deflate", 32773: "PackBits", 32946: "deflate", 33003: "JPEG 2000", 33005: "JPEG 2000",
     34661: "JBIG", 34676: "SGILog", 34712: "JPEG 2000", 34887: "LERC", 34925: "LZMA",
     50000: "Zstandard", 50001: "WebP", 50002: "JPEG XL", 52546: "JPEG XL",
 }  # fmt: skip
+"""Names of the compressions of a TIFF, by the value of tag 259."""
+
 _USUAL = {1, 2, 3, 4, 5, 7, 8, 32773, 32946}
 """Compressions that every build of libtiff decodes."""
 
 _NUMBERS = {2: "signed", 3: "float", 5: "complex", 6: "complex"}
+"""Names of the kinds of numbers in a TIFF, by the value of tag 339."""
 
 _UNSUPPORTED = re.compile(
     r"unsupported|not (yet )?supported|not implemented|cannot handle|"
@@ -36,10 +42,11 @@ _UNSUPPORTED = re.compile(
 """Pillow's error messages about unsupported variants, as opposed to damaged files."""
 
 SAVE = "save the image as JPEG or PNG"
+"""The remedy for a variant that is not supported, for error messages."""
 
 
 def unsupported(reason: str) -> bool:
-    """Return whether an error message of Pillow is about a variant that it does not support."""
+    """Return whether an error message by Pillow is about a variant that Pillow does not support."""
     return bool(_UNSUPPORTED.search(reason))
 
 
@@ -90,7 +97,7 @@ def tiff_directory(file: BinaryIO) -> Mapping[int, Any] | None:
 
 
 def described_tiff(tags: Mapping[int, Any]) -> str:
-    """Describe the variant of a TIFF for a message."""
+    """Describe the variant of a TIFF for a message, such as ``RGB, 3 x 16 bits, LZW``."""
     bits, samples = tags.get(258, (1,)), tags.get(277, 1)
     number = _NUMBERS.get(tags.get(339, (1,))[0], "")
     compression = tags.get(259, 1)

@@ -21,7 +21,7 @@ MAX_PIXELS = 1 << 26
 """Limit on the pixels of a video frame, because a decoder keeps dozens of frames in memory."""
 
 _NEW_SHOT = 0.3
-"""FFmpeg's scene score, 0 to 1, from which a frame begins a new shot."""
+"""The scene score above which a frame begins a new shot. FFmpeg computes the score, 0 to 1."""
 _SEEK = 10.0
 """Shortest interval between frames at which the decoder skips to key frames (seconds)."""
 
@@ -38,7 +38,7 @@ class Video:
         Args:
             path: The file.
             every: Interval between frames (seconds). None selects the first frame of each shot.
-            min_side: Shorter side of the frames (pixels).
+            min_side: Length to which the shorter side of larger frames is scaled (pixels).
         """
         self.path, self.every, self.min_side = path, every, min_side
         self.problem = ""
@@ -73,6 +73,11 @@ class Video:
             self.problem = f"{where}; the readable frames are captioned"
 
     def _opened(self, file: Any) -> Any:
+        """Open the video in a file, and return its container, which the caller has to close.
+
+        Raises:
+            ImageError: The file is not a video, or its frames are too large.
+        """
         try:
             # No protocols, because a playlist could name other files and addresses.
             container = av.open(file, "r", options={"protocol_whitelist": "none"})
@@ -97,7 +102,10 @@ class Video:
         return container
 
     def _sampled(self) -> Iterator[tuple[float, Any]]:
-        """Yield the frame visible at each multiple of the interval, without repeated frames."""
+        """Yield the time (seconds) and the visible frame for each multiple of the interval.
+
+        A frame that is visible at several multiples is yielded only once.
+        """
         every = self.every or 1.0
         due, before, shown, seeking = 0.0, 0.0, None, every >= _SEEK
         for time, frame in self._decoded():
@@ -114,6 +122,7 @@ class Video:
             yield due, shown
 
     def _shots(self) -> Iterator[tuple[float, Any]]:
+        """Yield the first frame of each shot with its time (seconds)."""
         graph = av.filter.Graph()
         source = graph.add_buffer(template=self._stream)
         select = graph.add("select", f"eq(n,0)+gt(scene,{_NEW_SHOT})")
@@ -127,7 +136,7 @@ class Video:
             yield time, frame
 
     def _decoded(self) -> Iterator[tuple[float, Any]]:
-        """Yield all undamaged frames with their time (seconds), from the current position."""
+        """Yield all undamaged frames with their times (seconds), from the current position on."""
         packets = self._container.demux()
         while True:
             try:
@@ -150,6 +159,7 @@ class Video:
                 self._end = max(self._end, time + max(length, 0.001))
 
     def _image(self, frame: Any) -> Image.Image:
+        """Return a frame as an upright RGB image, scaled down to ``min_side``."""
         scale = min(1.0, self.min_side / min(frame.width, frame.height))
         width, height = (max(1, round(side * scale)) for side in (frame.width, frame.height))
         image: Image.Image = frame.to_image(width=width, height=height, interpolation="AREA")

@@ -206,6 +206,7 @@ def _in_python(message: str) -> str:
     switches = {n for n, f in option_fields(SidecarOptions).items() if f.kind is bool} | {"force"}
 
     def spelled(found: re.Match[str]) -> str:
+        """Return an option on the command line in Python's spelling."""
         name = found[1].replace("-", "_")
         if found[2]:
             return f'{name}="{found[2]}"'
@@ -220,7 +221,7 @@ def _in_python(message: str) -> str:
 def apply_table(
     store: Store, table: str, images: str | None, columns: ColumnOptions
 ) -> Iterator[str]:
-    """Write the captions of a table for the photos that exist.
+    """Write the captions in a table to the destination of a store.
 
     Args:
         store: The destination of the captions.
@@ -312,9 +313,10 @@ def _photos(names: Iterable[str]) -> Iterator[Path]:
 
 
 def _find(captions: Mapping[str, _Caption], folder: Path) -> tuple[dict[Path, _Caption], list[str]]:
-    """Return the captions by photo of a folder, and a message for each name without a photo.
+    """Return the captions by the path of their photo, and a message for each name without a photo.
 
-    The table may come from an unknown source, so only images below the folder count as photos.
+    ``captions`` has the captions by the name of the photo in the table. The table may come from an
+    unknown source, so only images below the folder count as photos.
     """
     files, photos, problems = NamedFiles(folder), dict[Path, _Caption](), []
     for name, text in captions.items():
@@ -340,7 +342,13 @@ def _inside(name: str, folder: Path) -> str:
 
 
 def _read(table: str, columns: ColumnOptions, warn: Callable[[str], None]) -> dict[str, _Caption]:
-    """Return the first caption of each photo. Photos without a caption are counted in a warning."""
+    """Return the first caption of each photo in a table, by the photo's name.
+
+    A warning reports the number of photos without a caption.
+
+    Raises:
+        DataError: The table cannot be read, or it has no captions.
+    """
     photos = import_captions(table, columns=columns)
     captions = {str(p.path): p.captions[0].strip() for p in photos if p.captions}
     found = {name: text for name, text in captions.items() if text.lower() not in EMPTY}

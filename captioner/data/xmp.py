@@ -1,12 +1,18 @@
 """Functions for the description, keywords and authorship in XMP packets and sidecar files.
 
-    dc:description             a language alternative; the caption is its default text
-    dc:subject                 a bag of keywords
-    photoshop:CaptionWriter    "captioner 0.2.0", if captioner wrote the caption itself
-    captioner:Version, ...     version, confidence, a digest of the caption, and the keywords added
+An XMP packet is an XML document in which photo programs store metadata. It is either a part of a
+photo file or the content of a sidecar file (photo.xmp). captioner uses these properties:
 
-Everything else in a packet is kept (see `captioner.data.xmp_packet`). A damaged packet raises a
-DataError.
+    dc:description             texts in several languages; the caption is the default text
+    dc:subject                 a list of keywords without order
+    photoshop:CaptionWriter    "captioner 0.2.0", if captioner wrote the caption itself
+    captioner:Version          the version of captioner that wrote the caption
+    captioner:Confidence       the confidence of the caption, 0 to 1
+    captioner:Digest           a digest of the caption, to detect that a person has changed it
+    captioner:Keywords         the keywords that captioner added
+
+The last four properties are the mark of a caption by captioner. Everything else in a packet is kept
+(see `captioner.data.xmp_packet`). For a damaged packet, the functions raise a DataError.
 
 Sources: XMP Specification Part 1 (2012), 8.3 (Dublin Core), and Part 2, 3.2 (Photoshop).
 """
@@ -53,26 +59,32 @@ _PADDING = re.compile(rb"\s+(?=<\?xpacket\s+end)")
 
 
 class Mark(NamedTuple):
-    """A mark that captioner wrote a caption itself."""
+    """The mark of a caption that captioner wrote itself. A text by a person has no mark."""
 
     confidence: float | None = None
+    """Probability that the caption is right, 0 to 1, or None if it is unknown."""
 
 
 class Found(NamedTuple):
-    """The description of a photo."""
+    """The description of a photo, and traces of what captioner wrote."""
 
     text: str = ""
-    """The description. Empty if the photo has none."""
+    """The description, or an empty text if the photo has no description."""
     own: bool = False
     """True if captioner wrote exactly this text. False after a person has changed it."""
     keywords: tuple[str, ...] = ()
-    """The keywords that captioner added together with a description, even a changed one."""
+    """The keywords that captioner added together with a description. They remain listed after a
+    person has changed the description."""
     digests: tuple[str, ...] = ()
-    """Digests of the descriptions that captioner wrote, even of a changed one."""
+    """Digests of the descriptions that captioner wrote (see `text_digest`). They remain listed
+    after a person has changed the description."""
 
 
 def find_description(packet: bytes) -> Found:
-    """Return the default description of a packet or sidecar, and whether captioner wrote it."""
+    """Return the default description of a packet or sidecar, and whether captioner wrote it.
+
+    The default description is the text for the language ``x-default``, or else the first text.
+    """
     body = opened_packet(packet).body
     elements = parse_packet(body) if body else []
     found = items_of(elements, _DESCRIPTION)
@@ -104,10 +116,12 @@ def set_description(
         text: The description.
         keywords: The keywords to add.
         mark: The mark of a caption that captioner wrote. None if a person wrote it.
-        known: Keywords that the photo has outside the packet. They are not marked as added.
+        known: Keywords that the photo has outside the packet, such as in IPTC data. They are not
+            listed as added by captioner, so that `remove_own` keeps them.
     """
 
     def edit(body: bytes) -> bytes:
+        """Return the XML of the packet with the new description, keywords and mark."""
         elements = parse_packet(body)
         others = [
             i for i in items_of(elements, _DESCRIPTION) if i.language not in ("x-default", "")
@@ -137,13 +151,15 @@ def remove_own(packet: bytes) -> bytes | None:
     """Return a packet without the description and keywords that captioner wrote.
 
     Texts by people are kept, including a caption that a person has changed. If the packet
-    contains nothing else, the result is None.
+    contains nothing else, the result is None. A packet without captioner's mark is returned
+    unchanged.
     """
     found = find_description(packet)
     if not found.digests:
         return packet
 
     def edit(body: bytes) -> bytes:
+        """Return the XML of the packet without captioner's texts and mark."""
         elements = parse_packet(body)
         others = [
             i for i in items_of(elements, _DESCRIPTION) if i.language not in ("x-default", "")
@@ -164,7 +180,11 @@ def remove_own(packet: bytes) -> bytes | None:
 
 
 def to_edit(packets: Sequence[bytes]) -> list[int]:
-    """Return the indices of the packets with a description, or else of the first packet."""
+    """Return the indices of the packets in which a file's description is edited.
+
+    These are all packets with a description. If no packet has a description, it is the first packet
+    with any content, or else the first packet.
+    """
     found = [n for n, packet in enumerate(packets) if find_description(packet).text]
     filled = [n for n, packet in enumerate(packets) if opened_packet(packet).body]
     return found or filled[:1] or [n for n, _ in enumerate(packets)][:1]
@@ -183,10 +203,13 @@ def new_keywords(old: Iterable[str], keywords: Iterable[str]) -> list[str]:
 
 
 def is_own_writer(*names: str) -> bool:
-    """Return whether a description's writer is captioner, in any version."""
+    """Return whether one of these names of writers stands for captioner, in any version."""
     return any(name.startswith("captioner ") for name in names)
 
 
 def text_digest(text: str) -> str:
-    """Return the first 16 digits of the SHA-256 of a text, without white space around it."""
+    """Return the first 16 hexadecimal digits of a text's SHA-256.
+
+    White space around the text is ignored.
+    """
     return hashlib.sha256(text.strip().encode()).hexdigest()[:16]

@@ -5,7 +5,8 @@
     TIFF    the tag 700; the changed directory and the packet are appended, so that nothing moves
 
 In PNG and WebP, every other byte is kept. In TIFF, every byte is kept except the address of the
-first directory. Most camera RAW files have the structure of TIFF. They are rejected.
+first directory. Most camera RAW files have the structure of TIFF. `captioner.data.metadata` rejects
+them (see `is_raw_tiff`), because captioner never changes camera RAW.
 
 Sources: XMP Specification Part 3, 1.1.5 (PNG) and 1.1.8 (TIFF); RFC 9649 (WebP); TIFF 6.0; the
 BigTIFF design of libtiff; ImageMagick's "Raw profile type xmp".
@@ -31,19 +32,27 @@ _LARGEST_XMP = 1 << 24  # bytes of a compressed packet, once expanded
 
 
 class _Place(NamedTuple):
-    """An XMP packet and its chunk: the bytes ``start`` to ``end`` of the file, without ``end``."""
+    """An XMP packet, with the position of its chunk in the file."""
 
     start: int
+    """Position of the chunk's first byte."""
     end: int
+    """Position after the chunk's last byte."""
     packet: bytes
+    """The packet, without the chunk's header."""
 
 
 def _replaced(
     data: bytes, places: list[_Place], otherwise: int, edit: Callable[[bytes | None], bytes]
 ) -> bytes:
-    """Return a file with edited packets.
+    """Return a file in which the packets that `xmp.to_edit` selects are edited.
 
-    ``edit`` returns an edited packet as a whole chunk. A new chunk is inserted at ``otherwise``.
+    Args:
+        data: The file.
+        places: The packets of the file.
+        otherwise: Position at which a new chunk is inserted if the file has no packet.
+        edit: Function that receives a packet, or None for a new chunk. It returns the whole chunk
+            of the edited packet. Empty bytes remove the chunk.
     """
     chosen = [places[n] for n in xmp.to_edit([one.packet for one in places])]
     for one in reversed(chosen):
@@ -55,7 +64,7 @@ def _replaced(
 
 PNG = b"\x89PNG\r\n\x1a\n"
 _KEYWORDS = (b"XML:com.adobe.xmp\0", b"Raw profile type xmp\0")
-_HEADER_END = 33  # of the signature and the first chunk, IHDR
+_HEADER_END = 33  # position after the signature and the first chunk, IHDR
 
 
 def png_packets(data: bytes) -> list[bytes]:
@@ -64,9 +73,10 @@ def png_packets(data: bytes) -> list[bytes]:
 
 
 def edit_png(data: bytes, edit: EditPacket) -> bytes:
-    """Return a PNG file with an edited XMP packet."""
+    """Return a PNG file with its XMP packet edited by ``edit`` (see `EditPacket`)."""
 
     def chunk(packet: bytes | None) -> bytes:
+        """Return the edited packet as an iTXt chunk, or empty bytes to remove the chunk."""
         if (packet := edit(packet)) is None:
             return b""
         body = b"iTXt" + _KEYWORDS[0] + b"\0\0\0\0" + packet
@@ -76,6 +86,7 @@ def edit_png(data: bytes, edit: EditPacket) -> bytes:
 
 
 def _png_places(data: bytes) -> list[_Place]:
+    """Return the XMP packets of a PNG file, with their positions."""
     at, found = len(PNG), []
     while (kind := data[at + 4 : at + 8]) != b"IEND":
         end = at + 12 + int.from_bytes(data[at : at + 4], "big")
@@ -92,7 +103,12 @@ def _png_places(data: bytes) -> list[_Place]:
 
 
 def _png_text(kind: bytes, content: bytes) -> bytes:
-    """Return the text of a chunk, after its keyword."""
+    """Return the text in a text chunk of a PNG file, decompressed if necessary.
+
+    Args:
+        kind: Type of the chunk: ``tEXt``, ``zTXt`` or ``iTXt``.
+        content: Content of the chunk after its keyword.
+    """
     compressed, text = kind == b"zTXt", content
     if kind == b"zTXt":
         text = content[1:]
@@ -106,7 +122,7 @@ def _png_text(kind: bytes, content: bytes) -> bytes:
 
 
 def _raw_profile(text: bytes) -> bytes:
-    """Decode a profile as ImageMagick writes it: a name, a size and hexadecimal digits."""
+    """Return the packet in a text chunk by ImageMagick: a name, a size and hexadecimal digits."""
     try:
         return bytes.fromhex(text.split(None, 2)[2].decode())
     except (IndexError, ValueError) as error:
@@ -126,9 +142,10 @@ def webp_packets(data: bytes) -> list[bytes]:
 
 
 def edit_webp(data: bytes, edit: EditPacket) -> bytes:
-    """Return a WebP file with an edited XMP packet."""
+    """Return a WebP file with its XMP packet edited by ``edit`` (see `EditPacket`)."""
 
     def chunk(packet: bytes | None) -> bytes:
+        """Return the edited packet as a WebP chunk, or empty bytes to remove the chunk."""
         packet = edit(packet)
         return b"" if packet is None else _webp_chunk(b"XMP ", packet)
 
@@ -148,7 +165,7 @@ def edit_webp(data: bytes, edit: EditPacket) -> bytes:
 
 
 def _webp_chunks(data: bytes) -> Iterator[tuple[bytes, int, int, int]]:
-    """Yield each chunk's kind, its start, and the start and end of its content."""
+    """Yield each chunk's type, its position, and the start and end of its content."""
     at, end = 12, 8 + int.from_bytes(data[4:8], "little")
     while at + 8 <= min(end, len(data)):
         stop = at + 8 + int.from_bytes(data[at + 4 : at + 8], "little")
@@ -159,6 +176,7 @@ def _webp_chunks(data: bytes) -> Iterator[tuple[bytes, int, int, int]]:
 
 
 def _webp_places(data: bytes) -> list[_Place]:
+    """Return the XMP packets of a WebP file, with their positions."""
     return [
         _Place(at, stop + stop % 2, bytes(data[begin:stop]))
         for kind, at, begin, stop in _webp_chunks(data)
@@ -167,11 +185,15 @@ def _webp_places(data: bytes) -> list[_Place]:
 
 
 def _webp_chunk(kind: bytes, content: bytes) -> bytes:
+    """Return the bytes of a chunk of this type, padded to an even length."""
     return kind + struct.pack("<I", len(content)) + content + b"\0" * (len(content) % 2)
 
 
 def _webp_header(data: bytes) -> bytes:
-    """Return a chunk VP8X with the picture's size, for a file that lacks this chunk."""
+    """Return a chunk VP8X with the picture's size, for a file that lacks this chunk.
+
+    A WebP file with XMP must begin with this chunk. The caller sets its flag for XMP.
+    """
     kind, _, begin, _ = next(_webp_chunks(data), (b"", 0, 0, 0))
     if kind == b"VP8L":
         bits = int.from_bytes(data[begin + 1 : begin + 5], "little")
@@ -189,20 +211,23 @@ def _webp_header(data: bytes) -> bytes:
 
 TIFF = re.compile(rb"II(?:\*|\+)\0|MM\0(?:\*|\+)")
 _XMP_TAG, _IPTC_TAG, _PHOTOSHOP_TAG = 700, 33723, 34377
-_REDUCED, _SUB_IFDS, _DNG = 254, 330, 50706
+_REDUCED, _SUB_IFDS, _DNG = 254, 330, 50706  # tags that identify camera RAW
 _SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 6: 1, 7: 1, 13: 4, 16: 8}  # bytes of a value, by type
-_BYTES = 1  # type
+_BYTES = 1  # type of the values of the XMP tag
 
 
 class _Directory(NamedTuple):
     """The first directory of a TIFF file."""
 
     entries: dict[int, bytes]
-    """The entries of the directory by tag."""
+    """Bytes of each entry by tag. An entry contains the tag, the type and number of its values, and
+    the values themselves or their offset."""
     following: bytes
-    """Offset of the next directory."""
+    """Bytes of the next directory's offset."""
     order: str
+    """Byte order in the notation of ``struct``: ``<`` or ``>``."""
     big: bool
+    """True if the file is BigTIFF, with offsets of 8 bytes."""
 
     @property
     def word(self) -> str:
@@ -211,13 +236,13 @@ class _Directory(NamedTuple):
 
 
 def tiff_packets(data: bytes) -> list[bytes]:
-    """Return the XMP packet of a TIFF file."""
+    """Return a list with the XMP packet of a TIFF file. It is empty if the file has no packet."""
     packet = _tiff_value(data, _directory(data), _XMP_TAG)
     return [packet] if packet else []
 
 
 def tiff_captions(data: bytes) -> list[str]:
-    """Return the IPTC captions of a TIFF file. Damaged IPTC data is ignored."""
+    """Return the captions in a TIFF file's IPTC tag and Photoshop tag. Damaged data is ignored."""
     directory, found = _directory(data), []
     for tag, read in ((_IPTC_TAG, iptc.texts), (_PHOTOSHOP_TAG, _resource_captions)):
         try:
@@ -228,7 +253,11 @@ def tiff_captions(data: bytes) -> list[str]:
 
 
 def is_raw_tiff(data: bytes) -> bool:
-    """Return whether a TIFF file is camera RAW."""
+    """Return whether a TIFF file is camera RAW.
+
+    This is true for DNG and CR2 files, and for files that begin with a reduced version of other
+    images.
+    """
     directory = _directory(data)
     reduced = _tiff_value(data, directory, _REDUCED)
     sub_image = bool(reduced) and any(reduced) and _SUB_IFDS in directory.entries
@@ -236,7 +265,7 @@ def is_raw_tiff(data: bytes) -> bool:
 
 
 def edit_tiff(data: bytes, edit: EditPacket) -> bytes:
-    """Return a TIFF file with an edited XMP packet."""
+    """Return a TIFF file with its XMP packet edited by ``edit`` (see `EditPacket`)."""
     directory = _directory(data)
     packet = edit(_tiff_value(data, directory, _XMP_TAG) or None)
     entries, word = dict(directory.entries), directory.word
@@ -260,10 +289,16 @@ def edit_tiff(data: bytes, edit: EditPacket) -> bytes:
 
 
 def _resource_captions(data: bytes) -> list[str]:
+    """Return the IPTC captions in the value of the Photoshop tag."""
     return iptc.captions(iptc.read_resources(data))
 
 
 def _directory(data: bytes) -> _Directory:
+    """Return the first directory of a TIFF file.
+
+    Raises:
+        DataError: The file is damaged, or the directory contains a tag twice.
+    """
     order, big = ("<" if data[:1] == b"I" else ">"), b"+" in data[2:4]
     word, counts, entry = (f"{order}Q", f"{order}Q", 20) if big else (f"{order}I", f"{order}H", 12)
     try:

@@ -1,7 +1,8 @@
-"""Functions that edit XMP packets as text. The parser expat finds the properties to edit.
+"""Functions that edit XMP packets as bytes, at positions that the XML parser expat reports.
 
 Everything that is not edited keeps its bytes: prefixes, comments, padding, bytes around the XML and
-the properties of other programs. Packets in UTF-16 are edited in UTF-8 and encoded again.
+the properties of other programs. Packets in UTF-16 are converted to UTF-8 for editing, and then
+back to UTF-16.
 
 Source: XMP Specification Part 1 (2012), section 7 (RDF/XML).
 """
@@ -22,7 +23,7 @@ _META = "adobe:ns:meta/ xmpmeta"
 _ROOT, _RESOURCE, _ABOUT = f"{_RDF} RDF", f"{_RDF} Description", f"{_RDF} about"
 
 Property = tuple[str, str]
-"""Namespace and prefixed name of a property, such as ``dc:subject``."""
+"""The namespace of a property, and its name with a prefix, such as ``dc:subject``."""
 
 _EMPTY = """\
 <?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
@@ -39,22 +40,31 @@ _ENCODINGS = (
     (re.compile(rb"\xff\xfe(?!\0\0)|(?:\s\0)*<\0"), "utf-16-le"),
     (re.compile(rb"\xfe\xff|(?:\0\s)*\0<\0"), "utf-16-be"),
 )
+"""The first bytes of packets in UTF-16. All other packets are read as UTF-8."""
 
 
 # --- Bytes around the XML -------------------------------------------------------------------------
 
 
 class Opened(NamedTuple):
-    """A packet in UTF-8, and the bytes around its XML, such as zeros."""
+    """A packet in UTF-8, split into its XML and the bytes around it."""
 
     head: bytes
+    """Bytes before the XML, such as a byte order mark."""
     body: bytes
+    """The XML. Empty if the packet contains no XML."""
     tail: bytes
+    """Bytes after the XML, such as zeros."""
     encoding: str
+    """Encoding of the packet in the file."""
 
 
 def opened_packet(packet: bytes) -> Opened:
-    """Return the XML of a packet, which may be empty, and the bytes around it."""
+    """Split a packet into its XML and the bytes around it.
+
+    Raises:
+        DataError: The packet is not valid text, or contains something other than XML.
+    """
     encoding = next((name for pattern, name in _ENCODINGS if pattern.match(packet)), "utf-8")
     try:
         text = packet if encoding == "utf-8" else packet.decode(encoding).encode()
@@ -69,9 +79,11 @@ def opened_packet(packet: bytes) -> Opened:
 
 
 def edited_packet(packet: bytes | None, edit: Callable[[bytes], bytes]) -> bytes | None:
-    """Return a packet after an edit of its XML, or None if the edit leaves nothing.
+    """Return a packet after an edit of its XML, or None if the edited XML describes nothing.
 
-    If ``packet`` is None or contains no XML, a new packet is edited.
+    Args:
+        packet: The packet. If it is None or describes nothing, a new packet is edited.
+        edit: Function that receives the XML in UTF-8 and returns the edited XML.
     """
     opened = opened_packet(packet or b"")
     if not opened.body or not parse_packet(opened.body):
@@ -87,22 +99,27 @@ def edited_packet(packet: bytes | None, edit: Callable[[bytes], bytes]) -> bytes
 
 
 def rdf_list(kind: str, items: Iterable[bytes]) -> bytes:
-    """Return an ``rdf:Alt``, ``rdf:Bag`` or ``rdf:Seq`` of ``rdf:li`` elements."""
+    """Return an RDF list with these ``rdf:li`` elements.
+
+    ``kind`` is ``Alt`` (alternatives), ``Bag`` (no order) or ``Seq`` (a sequence).
+    """
     return f'<rdf:{kind} xmlns:rdf="{_RDF}">'.encode() + b"".join(items) + f"</rdf:{kind}>".encode()
 
 
 def rdf_bag(words: Iterable[str]) -> bytes:
-    """Return an ``rdf:Bag`` of texts."""
+    """Return an ``rdf:Bag`` element, an RDF list without order, that contains these texts."""
     return rdf_list(
         "Bag", (f"<rdf:li>{escape(word, quote=False)}</rdf:li>".encode() for word in words)
     )
 
 
 def with_properties(body: bytes, new: dict[Property, bytes]) -> bytes:
-    """Return a packet with new content for these properties of the photo.
+    """Return the XML of a packet with new content for some properties of the photo.
 
-    Empty content removes a property. An existing property is replaced in its place, and an
-    attribute becomes an element. New properties are added at the end, in a separate element.
+    ``new`` maps each property to its content, as XML. Empty content removes the property. An
+    existing property is replaced in its place. If it is written as an attribute, the attribute is
+    removed and the property becomes an element. New properties are added at the end, in a separate
+    ``rdf:Description``.
     """
     elements, edits, added = parse_packet(body), [], b""
     for prop, content in new.items():
@@ -126,13 +143,14 @@ def with_properties(body: bytes, new: dict[Property, bytes]) -> bytes:
 
 
 def _element(prop: Property, content: bytes) -> bytes:
+    """Return a property with this content as an XML element that declares its own prefix."""
     namespace, name = prop
     opened = f'<{name} xmlns:{name.partition(":")[0]}="{namespace}">'
     return opened.encode() + content + f"</{name}>".encode()
 
 
 def without_empty_resources(body: bytes) -> bytes:
-    """Return a packet without empty ``rdf:Description`` elements."""
+    """Return the XML of a packet without ``rdf:Description`` elements that contain nothing."""
     elements = parse_packet(body)
     for one in reversed(resources_of(elements)):
         inside = any(
@@ -145,20 +163,23 @@ def without_empty_resources(body: bytes) -> bytes:
 
 
 class Element(NamedTuple):
-    """An element of a packet, with the position of its bytes."""
+    """An element of a packet's XML. Positions count bytes from the start of the XML."""
 
     path: tuple[str, ...]
     """Names of the elements from the root to this element. Each name consists of the namespace, a
     space and the local name."""
     attributes: dict[str, str]
+    """Value of each attribute by its name, in the form of the names in ``path``."""
     prefixes: dict[str, str]
-    """Prefix of each attribute, or an empty text for an attribute without a prefix."""
+    """Prefix of each attribute by its name. Empty for an attribute without a prefix."""
     text: str
     """The element's own text, without the text of elements in it."""
     start: int
+    """Position of the start tag."""
     closing: int
     """Position of the end tag. For <a/>, the position of the tag itself."""
     end: int
+    """Position after the end tag."""
 
     @property
     def language(self) -> str:
@@ -166,7 +187,10 @@ class Element(NamedTuple):
         return self.attributes.get(f"{_XML} lang", "")
 
     def attribute(self, body: bytes, name: str) -> tuple[int, int] | None:
-        """Return the place of an attribute and the space before it, or None if it is missing."""
+        """Return the start and end of an attribute in the XML, or None if it is missing.
+
+        The white space before the attribute is included.
+        """
         if name not in self.attributes:
             return None
         written = f"{self.prefixes[name]}:{name.rpartition(' ')[2]}".encode()
@@ -175,7 +199,10 @@ class Element(NamedTuple):
         return found.span() if found else None
 
     def inserted(self, body: bytes, block: bytes) -> tuple[int, int, bytes]:
-        """Return the edit that adds a block at the end of the element."""
+        """Return the edit that adds a block of XML at the end of the element's content.
+
+        The edit consists of a start, an end, and the bytes that replace the bytes between them.
+        """
         if body.startswith(b"</", self.closing):
             return self.closing, self.closing, block
         tag = re.compile(rb"<([^\s/>]+)").match(body, self.start)
@@ -184,12 +211,12 @@ class Element(NamedTuple):
 
 
 def full_name(prop: Property) -> str:
-    """Return the name of a property in the form that `Element` uses."""
+    """Return the name of a property in the form of the names in ``Element.path``."""
     return f"{prop[0]} {prop[1].partition(':')[2]}"
 
 
 def _path(prop: Property) -> tuple[str, str, str]:
-    """Return the end of the path of a property that describes the whole photo."""
+    """Return the last three names in ``Element.path`` for a property of the whole photo."""
     return _ROOT, _RESOURCE, full_name(prop)
 
 
@@ -199,27 +226,32 @@ def resources_of(elements: Iterable[Element]) -> list[Element]:
 
 
 def items_of(elements: Sequence[Element], prop: Property) -> list[Element]:
-    """Return the items of a property, or the property itself if it is plain text."""
+    """Return the list items of a property, or the property's own element if it is plain text."""
     items = [e for e in elements if e.path[-1] == f"{_RDF} li" and e.path[-5:-2] == _path(prop)]
     return items or [e for e in elements if e.path[-3:] == _path(prop) and e.text.strip()]
 
 
 def texts_of(elements: Sequence[Element], prop: Property) -> list[str]:
-    """Return the texts of a property, which may be written as an attribute."""
+    """Return the texts of a property that are not empty, from its elements and attributes."""
     found = [item.text for item in items_of(elements, prop)]
     found += [one.attributes.get(full_name(prop), "") for one in resources_of(elements)]
     return [text.strip() for text in found if text.strip()]
 
 
 def parse_packet(body: bytes) -> list[Element]:
-    """Return the elements of a packet, in the order of their end tags.
+    """Return the elements of a packet's XML, in the order of their end tags.
 
     The result is empty if the packet describes nothing.
+
+    Raises:
+        DataError: The XML is damaged, is nested too deeply, or does not contain ``rdf:RDF``.
     """
     elements: list[Element] = []
+    # Name, attributes, prefixes, start and pieces of text of each open element.
     opened: list[tuple[str, dict[str, str], dict[str, str], int, list[str]]] = []
 
     def begin(name: str, given: dict[str, str]) -> None:
+        """Open an element."""
         if len(opened) == _DEPTH:
             raise DataError("the XMP is nested too deeply")
         attributes, prefixes = {}, {}
@@ -231,6 +263,7 @@ def parse_packet(body: bytes) -> list[Element]:
         opened.append((called, attributes, prefixes, parser.CurrentByteIndex, []))
 
     def end(_: str) -> None:
+        """Close the innermost open element, and record it with its positions."""
         path = tuple(name for name, *_ in opened)
         _, attributes, prefixes, start, text = opened.pop()
         # For <a/>, expat reports the position of its end, so the start tag's position is used.
@@ -242,9 +275,11 @@ def parse_packet(body: bytes) -> list[Element]:
         elements.append(Element(path, attributes, prefixes, "".join(text), start, at, after))
 
     def add(text: str) -> None:
+        """Add text to the innermost open element."""
         opened[-1][4].append(text)
 
     def refuse_doctype(*_: object) -> None:
+        """Reject a document type declaration, because its entities could expand to any size."""
         raise DataError("the XMP contains a document type declaration")
 
     parser = expat.ParserCreate("utf-8", " ")
