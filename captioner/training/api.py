@@ -36,15 +36,16 @@ class TrainingResult:
     model_folder: Path
     """Folder of the best model, for ``captioner.load``."""
     score: float
-    """Validation score of the best model, by default CIDEr, where 1.0 is 100 points. The setting
-    ``training.select`` chooses the score. A loss is negated."""
+    """Validation score of the best model, where a higher score is better. ``training.select``
+    chooses the score: by default CIDEr, where 1.0 is 100 points, or the loss with a minus sign."""
     epoch: int
     """Epoch of the best model, from 1, or 0 if no epoch was better than the model of
     ``init_from``."""
     metrics: list[dict[str, Any]]
     """Results of the validations, oldest first: the rows of ``metrics.jsonl`` in the run folder."""
     problem: str = ""
-    """Reason why the model is useless, with a remedy, or an empty string if it is usable."""
+    """Reason why the best model is useless, with a remedy, or an empty string if it is usable. A
+    model is useless if its captions are empty or have nothing in common with the references."""
 
     def __repr__(self) -> str:
         found = f"{self.problem}; " if self.problem else ""
@@ -62,13 +63,13 @@ def train(
     progress: bool = True,
     **changes: Any,
 ) -> TrainingResult:
-    """Train a model.
+    """Train a model, and save the best model of the run in a folder.
 
-    If the best model is useless, a warning is logged.
+    If even the best model is useless, a warning is logged (see ``TrainingResult.problem``).
 
     Args:
-        config: Settings: a YAML file, a dictionary of the same form, or a ``TrainConfig``. Missing
-            settings have their defaults, or the values of the model of ``init_from``.
+        config: Settings: a YAML file, a dictionary with the same structure, or a ``TrainConfig``.
+            Missing settings have their defaults, or the values of the model of ``init_from``.
         resume: Continue from the checkpoint in the run folder. If it has no checkpoint, start a
             new run.
         force: Start over and replace the run in the run folder.
@@ -78,8 +79,8 @@ def train(
             add fields of ``OwnDataOptions``: ``captions="captions.csv", images="photos"``.
 
     Raises:
-        CaptionerError: Settings, data or weights cannot be used, the run folder contains a run, or
-            the state cannot be saved.
+        CaptionerError: Settings, data or weights cannot be used. Or the run folder already contains
+            a run, and neither ``resume`` nor ``force`` is set. Or the state cannot be saved.
         KeyboardInterrupt: Ctrl-C or a termination signal stopped the run. ``resume`` continues it.
     """
     own = {"resume": resume, "force": force, **taken(changes, OwnDataOptions)}
@@ -98,7 +99,10 @@ def train(
 
 
 def run(config: TrainConfig, options: TrainOptions) -> TrainingResult | str:
-    """Train for `train` and the command line, or return the estimates of a dry run."""
+    """Train a model, or return the estimates of a dry run as text.
+
+    `train` and the command ``captioner train`` share this function.
+    """
     folder = Path(config.run_folder)
     options = replace(options, resume=_resumes(folder, options))
     with prepared(config, options) as complete:
@@ -124,7 +128,7 @@ def run(config: TrainConfig, options: TrainOptions) -> TrainingResult | str:
 
 
 def _why_useless(setup: Setup, progress: Progress, metrics: Sequence[Mapping[str, Any]]) -> str:
-    """Return why the best model is useless, with a remedy, or an empty string."""
+    """Return why the best model is useless, with a remedy, or an empty string if it is usable."""
     from captioner.training.state import NO_SCORE
 
     config, epoch = setup.config.training, progress.best_epoch + 1
@@ -151,7 +155,7 @@ def _why_useless(setup: Setup, progress: Progress, metrics: Sequence[Mapping[str
 
 
 def _resumes(folder: Path, options: TrainOptions) -> bool:
-    """Return whether to resume from a checkpoint.
+    """Return whether to resume from the checkpoint in a run folder.
 
     Raises:
         ConfigError: The folder contains a run that the options neither continue nor replace.

@@ -1,4 +1,4 @@
-"""Warnings about settings that do not suit the data of a run, printed before it starts."""
+"""Warnings about settings that do not suit a run's data. They are printed before the run starts."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from captioner.training.optim import warmup_steps
 from captioner.training.setup import Setup
 
 FEW_VALIDATION_PHOTOS = 20
-"""Number of validation photos below which scores depend on chance."""
+"""Number of validation photos below which a warning says that the scores depend on chance."""
 
 MAX_SHARE = 0.2
-"""Largest share of words outside the vocabulary, or of truncated captions, without a warning."""
+"""Largest share of unknown words, or of captions that are too long, without a warning."""
 
 
 def setting_warnings(setup: Setup, total_steps: int) -> list[str]:
-    """Return one line for each setting that does not suit the data or the length of the run."""
+    """Return one warning for each setting that does not suit the data or the length of the run.
+
+    ``total_steps`` is the number of optimizer steps of the whole run.
+    """
     config, training, val = setup.config, setup.config.training, setup.validated
     warmup, epoch = warmup_steps(training, total_steps), total_steps / training.epochs
     trained = {photo.path for photo in setup.train}

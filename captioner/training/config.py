@@ -1,4 +1,4 @@
-"""Construction of a run's config from a YAML file, a dictionary and the initial model."""
+"""Construction of a run's config from a YAML file or dictionary, and from its initial model."""
 
 from __future__ import annotations
 
@@ -19,10 +19,19 @@ from captioner.schema import build_options, checked_settings, different
 def build_config(
     config: TrainConfig | Mapping[str, Any] | str | Path | None = None, **changes: Any
 ) -> TrainConfig:
-    """Build a config from a file, a dictionary or a config, with some settings replaced.
+    """Build a config from a YAML file, a dictionary or a config, with some settings replaced.
 
     If ``init_from`` names a model, missing settings of the decoder, the tokenizer and the search
-    come from this model. In a ``TrainConfig``, settings that equal the default count as missing.
+    come from this model. All other missing settings have their defaults.
+
+    Args:
+        config: A path, a dictionary with the same structure as the YAML file, or a ``TrainConfig``.
+            In a ``TrainConfig``, settings that equal the default count as missing.
+        **changes: Settings that replace settings of ``config``. Only the named settings of a
+            section change: ``training={"epochs": 3}``.
+
+    Raises:
+        ConfigError: The file is not valid YAML, or a setting is unknown or has a wrong value.
     """
     given: Any = _read_yaml(Path(config)) if isinstance(config, str | Path) else config
     if isinstance(given, TrainConfig):
@@ -45,7 +54,11 @@ def _read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(text: str | bytes, source: str) -> Any:
-    """Parse YAML. ``source`` names it in errors.
+    """Parse YAML text into dictionaries, lists, numbers and text.
+
+    Args:
+        text: The YAML text.
+        source: Name of the text in error messages, such as the path of its file.
 
     Raises:
         ConfigError: The text is not valid YAML.
@@ -53,7 +66,7 @@ def parse_yaml(text: str | bytes, source: str) -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Loader that reads 5e-4 as a number, as YAML 1.2 does."""
+        """A loader that reads 5e-4 as a number, as YAML 1.2 does. PyYAML reads it as text."""
 
     number = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))

@@ -1,4 +1,4 @@
-"""Data sets for a config: photos, their captions as token ids, and cached features."""
+"""The data that a run trains and validates on: photos, captions as token ids, cached features."""
 
 from __future__ import annotations
 
@@ -24,17 +24,26 @@ from captioner.text.tokenizer import lacks_spaces
 from captioner.text.vocabulary import END, Subwords, Vocabulary
 
 Words = list[list[list[str]]]
-"""Words (or pieces) of the captions of every photo."""
+"""Words (or sub-word pieces), indexed by photo, caption and position."""
 
 
 def read_data(config: DataConfig, *, renumber: bool = False) -> tuple[list[Example], list[Example]]:
-    """Read the captions of the training and the validation photos, and locate the photos.
+    """Read the captions of the training and validation photos, and find the photos' files.
 
-    Training photos with fewer than ``min_captions`` captions are left out. For ``renumber``, see
-    ``read_dataset``.
+    Training photos with fewer than ``data.min_captions`` captions are left out. ``renumber`` is an
+    argument of ``read_dataset``.
+
+    Returns:
+        The training photos.
+        The validation photos.
+
+    Raises:
+        ConfigError: There are no training photos or no validation captions.
+        DataError: Captions or photos are missing.
     """
 
     def read(files: list[str], styles: list[str]) -> list[Example]:
+        """Read captions files and set each photo's style, one style per file."""
         photos = read_dataset(files, config.images, renumber=renumber)
         return [replace(p, style=styles[p.source]) for p in photos] if styles else photos
 
@@ -63,7 +72,10 @@ def read_data(config: DataConfig, *, renumber: bool = False) -> tuple[list[Examp
 
 
 def first_of_styles(photos: Sequence[Example], count: int) -> list[Example]:
-    """Return the first ``count`` photos, or all for 0, with equal numbers per style if possible."""
+    """Return ``count`` of the photos, or all photos for 0, in their order.
+
+    If possible, each style has the same number of photos: its first photos.
+    """
     numbers = Counter[str]()  # photos of each style so far
     ranks = []
     for index, photo in enumerate(photos):
@@ -74,14 +86,19 @@ def first_of_styles(photos: Sequence[Example], count: int) -> list[Example]:
 
 
 def tokenized(photos: Sequence[Example], vocabulary: Vocabulary) -> Words:
-    """Split the captions into words or pieces of a vocabulary."""
+    """Split the captions of all photos into words, or into the sub-word pieces of a vocabulary."""
     return [[vocabulary.tokenize(caption) for caption in photo.captions] for photo in photos]
 
 
 def new_vocabulary(photos: Sequence[Example], config: DataConfig) -> tuple[Vocabulary, Words]:
-    """Build the vocabulary for ``data.tokenizer``, and split the captions into its words or pieces.
+    """Build a vocabulary from the training captions, and split these captions.
 
-    The words are counted in the training captions only.
+    Returns:
+        The vocabulary of words, or of sub-word pieces if ``data.tokenizer`` is bpe.
+        The words or pieces of the captions.
+
+    Raises:
+        ConfigError: No word is frequent enough, or the captions have no spaces between words.
     """
     styles = tuple(dict.fromkeys(config.styles))
     captions = [caption for photo in photos for caption in photo.captions]
@@ -101,7 +118,7 @@ def new_vocabulary(photos: Sequence[Example], config: DataConfig) -> tuple[Vocab
 
 
 def check_spaces(captions: Sequence[str]) -> None:
-    """Check that captions can be split into words.
+    """Check that captions can be split into words at spaces.
 
     Raises:
         ConfigError: The captions are written without spaces.
@@ -118,11 +135,15 @@ def encode_captions(
 ) -> list[Example]:
     """Convert the tokenized captions of every photo to token ids.
 
-    A caption longer than ``max_words`` is truncated. It has no end token, so that the model does
-    not learn truncation as an ending.
+    A caption longer than ``max_words`` words (or pieces) is truncated. A truncated caption has no
+    end token, so that the model does not learn to end captions there.
+
+    Returns:
+        The photos with ``tokens`` and ``start`` set.
     """
 
     def encode(caption: Sequence[str]) -> list[int]:
+        """Return the token ids of a caption, with the end token unless the caption is truncated."""
         end = [END] if len(caption) <= max_words else []
         return [*vocabulary.encode(caption[:max_words]), *end]
 
@@ -133,9 +154,9 @@ def encode_captions(
 
 
 def repeat_photos(photos: Sequence[Example], config: DataConfig) -> list[Example]:
-    """Repeat every photo as often per epoch as ``data.repeats`` sets for its captions file.
+    """Return the photos of one epoch, with each photo repeated as ``data.repeats`` sets.
 
-    Each repetition samples its own captions, flip and augmentation.
+    Each repetition has its own random choice of captions, flip and augmentation.
     """
     if not config.repeats:
         return list(photos)
@@ -152,11 +173,15 @@ def open_features(
     train: Sequence[Example],
     val: Sequence[Example],
 ) -> tuple[FeatureCache, list[Example]]:
-    """Open the feature cache of ``data.features``.
+    """Open the feature cache of ``data.features``, and check that it fits the run.
 
     Returns:
         The cache.
-        The training photos that it contains. A warning names each missing photo.
+        The training photos with features in the cache. A warning names each photo without features.
+
+    Raises:
+        ConfigError: The run trains encoder layers that computed the features.
+        DataError: The features are from a different encoder, preprocessing or set of photos.
     """
     assert config.data.features is not None
     encoder, finetune_from = model.encoder, config.encoder.finetune_from
@@ -183,11 +208,14 @@ def open_features(
 def check_images(images: Sequence[Example], cache: FeatureCache | None) -> None:
     """Check before training that all validation photos can be read.
 
+    Otherwise an unreadable photo would stop the run only at its first validation.
+
     Raises:
         ImageError: A photo cannot be read.
     """
 
     def check(image: Example) -> None:
+        """Raise an error if a photo, or its entry in the cache, cannot be used."""
         if cache is None:
             open_image(image.path, min_side=1)  # decodes JPEGs at an eighth of their size: fast
         elif cache.has(image.image_id):

@@ -29,12 +29,13 @@ PHOTOS = 32
 
 @memory_errors(SMALLER)
 def dry_run(setup: Setup, folder: Path) -> str:
-    """Take a few steps and caption a few photos, without writing anything.
+    """Take a few steps and caption a few photos, without writing anything to disk.
 
-    The weights change. Errors that would stop the run at its start are raised here too.
+    The weights in memory change. Errors that would stop the run at its start are raised here too.
 
     Returns:
-        Estimates of time, memory and disk space, and the ``setting_warnings``, one per line.
+        Text with one estimate or warning per line. The estimates cover time, memory and disk space.
+        The warnings come from ``setting_warnings``.
 
     Raises:
         DataError: The disk does not have enough free space.
@@ -62,7 +63,7 @@ def dry_run(setup: Setup, folder: Path) -> str:
 
 
 def _time_step(trainer: Trainer) -> float:
-    """Return the median time of a few steps (seconds), including the loading of data."""
+    """Return the median time of ``STEPS`` steps (seconds), including the loading of data."""
     trainer.model.train()
     times, started = [], time.monotonic()
     for batch in islice(trainer.source.batches(0, 0), 1 + STEPS):
@@ -76,9 +77,10 @@ def _time_step(trainer: Trainer) -> float:
 
 
 def disk_needed(trainer: Trainer) -> int:
-    """Return the disk space for two checkpoints and two models (bytes).
+    """Return the disk space that a run needs for checkpoints and models (bytes).
 
-    While a checkpoint is replaced, both the old and the new checkpoint exist.
+    While a file is replaced, the old and the new file both exist. So a run needs space for two
+    checkpoints and two models.
     """
     state = trainer.state
     weights = sum(int(tensor.nbytes) for tensor in state.model.state_dict().values())

@@ -1,21 +1,22 @@
 """The training loop: train, validate, save.
 
     for every epoch:
-        for every batch:    loss, backward, clip, step, log    (state saved every save_every steps)
+        for every batch:    loss, backward, clip, step, log    (and every save_every steps, save)
         caption the validation photos
         save the best model (training.select), and stop early if validations do not improve
 
-The loss of a batch comes from ``objectives``. For cross-entropy it is
+The module ``objectives`` computes the loss of a batch. The loss for cross-entropy is
 
     features = model.to_features(batch.images)       once per photo
     memory = model.decoder.memory(features)
     loss = caption_losses(model.decoder, memory, batch.tokens).total(config.training)
 
-An interrupted run resumes exactly, because ``TrainingState`` contains everything that changes and
-every random choice depends only on the seed and the step.
+A run that was interrupted and resumed yields the same model as a run without interruption. For
+this, ``TrainingState`` contains everything that changes, and every random choice depends only on
+the seed and the step.
 
-On a GPU, a step does not wait for the device, except when it samples captions. Losses and gradient
-norms are summed on the device until ``collect`` reads them.
+On a GPU, the CPU does not wait for the result of a step, except when captions are sampled. Losses
+and gradient norms are summed on the GPU until ``collect`` reads them.
 """
 
 from __future__ import annotations
@@ -86,14 +87,18 @@ MIN_SCALE = 2.0**-14
 
 
 class Forward(nn.Module):
-    """The objective in the run's precision, as a module for DistributedDataParallel."""
+    """The objective in the run's precision.
+
+    It is a module, because DistributedDataParallel, which averages the gradients of several
+    processes, can only wrap modules.
+    """
 
     def __init__(self, objective: Objective, model: CaptionModel, precision: str) -> None:
         super().__init__()
         self.objective, self.model, self.precision = objective, model, precision
 
     def forward(self, batch: Batch) -> tuple[Tensor, int]:
-        """Return the loss of a batch as a sum, and the number of words to divide it by."""
+        """Return the loss of a batch, summed over its words, and the number of words."""
         with autocast(self.precision, next(self.model.parameters()).device):
             return self.objective(self.model, batch)
 
@@ -154,6 +159,7 @@ class Trainer:
         return progress
 
     def _train(self) -> None:
+        """Take all remaining steps of the run, with a validation after each epoch."""
         progress, training = self.progress, self.training
         interrupted = KeyboardInterrupt(f"saved in {self.folder.path}; add resume to continue")
         self._start()
@@ -206,7 +212,7 @@ class Trainer:
             )
 
     def _start(self) -> None:
-        """Prepare the run folder, and check that all processes continue from the same step."""
+        """Prepare the run folder, and check that all processes start from the same step."""
         progress, steps = self.progress, self.processes.gather([self.progress.step])
         if len(set(steps)) > 1:
             raise CheckpointError(
@@ -268,13 +274,17 @@ class Trainer:
         return lr_factor(step, self.warmup_steps, self.total_steps)
 
     def _lr(self) -> float:
-        """Return the learning rate of the last step."""
+        """Return the decoder's learning rate at the last step."""
         return self.training.lr * self._lr_factor(self.progress.step - 1)
 
     # --- Log ---
 
     def _log(self, bar: tqdm[Any]) -> bool:
-        """Update progress bar and training curves, and return whether the sums were read."""
+        """Update the progress bar and the training curves if their next update is due.
+
+        Returns:
+            Whether the sums were read from the device, so that the CPU waited for it.
+        """
         progress = self.progress
         every = min(self.training.log_every, self.total_steps // self.training.epochs)
         due = every > 0 and progress.step % every == 0
@@ -292,7 +302,11 @@ class Trainer:
         return True
 
     def collect(self) -> None:
-        """Move the sums from the device to the progress, and add the elapsed time."""
+        """Move the sums from the device to ``progress``, and add the time since the last call.
+
+        Raises:
+            CheckpointError: The loss or the gradient norm is not finite.
+        """
         now, scaler = time.monotonic(), self.state.scaler
         added = self.sums.read()
         if scaler.is_enabled() and scaler.get_scale() < MIN_SCALE:
@@ -312,7 +326,10 @@ class Trainer:
     # --- Validate and save ---
 
     def validate(self) -> None:
-        """End the epoch: validate, report the metrics, and save the model and the state."""
+        """End the epoch: validate, report the metrics, and save the state.
+
+        If the score is the best so far, the model is saved too.
+        """
         training, progress, folder, setup = self.training, self.progress, self.folder, self.setup
         average, stored = self.state.average, setup.stored
         model = stored.model if average is None else average.module
@@ -373,11 +390,15 @@ class Trainer:
         self.save()
 
     def captioner(self, stored: StoredModel) -> Captioner:
-        """Return a captioner for validation, on the run's device and in its precision."""
+        """Return a captioner that validates a model on the run's device and in its precision."""
         return Captioner(stored, device=str(self.device), precision=self.precision)
 
     def _score(self, stored: StoredModel) -> tuple[dict[str, float], list[Sentence]]:
-        """Caption the validation photos, shared among the processes, and score the captions."""
+        """Caption the validation photos, and score the captions.
+
+        Each process captions a part of the photos. Every process returns the scores and sentences
+        of all photos, sorted by image id.
+        """
         mine = self.setup.validated[self.rank :: self.world]
         sentences = decode(self.captioner(stored), mine, self.config.search, self.setup.cache)
         if self.world > 1:
@@ -394,7 +415,11 @@ class Trainer:
 
 @memory_errors(SMALLER)
 def start(setup: Setup, folder: Path, resume: bool) -> Progress:
-    """Train in a run folder, from the start or from its checkpoint; see ``Trainer.run``."""
+    """Train in a run folder, and return the progress at the end of the run.
+
+    With ``resume``, training continues from the checkpoint in the folder. ``Trainer.run`` lists the
+    errors.
+    """
     trainer = Trainer(setup, RunFolder(folder, setup.config))
     if resume:
         trainer.state.load(trainer.folder.state)

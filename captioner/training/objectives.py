@@ -2,15 +2,16 @@
 
     loss, words = objective(model, batch)
 
-    ReferenceCaptions   cross-entropy of the words
-    SelfCritical        rewards of captions that the model has sampled
+    ReferenceCaptions   cross-entropy of the reference captions
+    SelfCritical        rewards for captions that the model has sampled
 
-The loss is a sum over words. The training loop divides it by the words of all parts and processes.
+The loss is a sum over words. The training loop divides it by the number of words, because only the
+loop knows how many words the other parts of the batch and the other processes have.
+
 Both objectives can also train the reading network, which predicts the content words of a photo (see
-``model.reading``). ``training.reading`` is the weight of its loss. A stem stands for all forms of a
-word: the stem "dog" stands for dog and dogs.
+``model.reading``). ``training.reading`` is the weight of its loss.
 
-Notation: B photos, R captions (or samples) per photo, T steps, S stems.
+Notation: B photos, R captions (or samples) per photo, T steps, L regions, D feature size.
 """
 
 from __future__ import annotations
@@ -50,7 +51,13 @@ from captioner.training.reading import StemsOfPhotos
 def build_objective(
     config: TrainConfig, photos: Sequence[Example], initial: StoredModel
 ) -> Objective:
-    """Build the objective that ``training.objective`` names, for a run that starts from a model."""
+    """Build the objective that ``training.objective`` names.
+
+    Args:
+        config: The resolved config of the run.
+        photos: The training photos with their captions.
+        initial: The model before the first step. Its vocabulary and stems are used.
+    """
     stems = None
     if config.training.reading:
         assert initial.reading is not None
@@ -70,7 +77,7 @@ class Objective:
 
         Args:
             training: The settings of the run, with the weights of the losses.
-            stems: Targets of the reading network, or None if the run does not train it.
+            stems: Targets of the reading network, or None if the run does not train this network.
         """
         self.training, self.stems = training, stems
         self._sums: defaultdict[str, Any] = defaultdict(float)
@@ -78,7 +85,8 @@ class Objective:
     def __call__(self, model: CaptionModel, batch: Batch) -> tuple[Tensor, int]:
         """Return the loss, summed over the words of a batch, and the number of words.
 
-        End tokens count as words. The batch is on the CPU, and the loss is a scalar.
+        End tokens count as words. The batch is on the CPU. The loss is a scalar on the model's
+        device.
         """
         raise NotImplementedError
 
@@ -100,9 +108,15 @@ class Objective:
     def _weighted(
         self, model: CaptionModel, features: Tensor, losses: Losses, image_ids: Sequence[int | None]
     ) -> Tensor:
-        """Return the weighted sum of the losses, including the reading network's loss if trained.
+        """Return the weighted sum of all losses, and add up the cross-entropy for ``sums``.
 
-        An image id of None marks a photo that could not be read.
+        The loss of the reading network is included if the network is trained.
+
+        Args:
+            model: The model.
+            features: Features of the photos, (B, L, D).
+            losses: The losses of the captions.
+            image_ids: The B image ids. None marks a photo that could not be read.
         """
         if self.stems is not None:
             assert model.reading is not None
@@ -145,20 +159,22 @@ class ReferenceCaptions(Objective):
 def policy_gradient_loss(
     decoder: Decoder, memory: Memory, tokens: Tensor, advantages: Callable[[], Tensor]
 ) -> Losses:
-    """Compute a surrogate loss for sampled captions, with the policy gradient as its gradient.
+    """Compute a loss for sampled captions, with the policy gradient as its gradient.
 
         - sum over captions of advantage * log p(caption)
 
-    It replaces ``Losses.cross_entropy``. As in sampling, dropout is off, and tokens that are never
-    generated have probability 0. The attention stays in the decoder's mode.
+    The advantage is a caption's reward minus its baseline. The loss takes the place of
+    ``Losses.cross_entropy`` in the result. As in sampling, dropout of the words is off, and tokens
+    that are never generated have probability 0. The attention stays in training mode if the decoder
+    is in training mode.
 
     Args:
         decoder: The decoder that sampled the captions.
-        memory: The memory of the photos, (B, ...).
-        tokens: The sampled captions, (B, R, T + 1), as for ``caption_losses``.
-        advantages: A function that returns the advantages of the captions, (B, R), on the CPU. It
-            is called after the forward pass has been queued, so that a GPU works while the rewards
-            are computed.
+        memory: The result of ``Decoder.memory`` for the photos, (B, ...).
+        tokens: The sampled captions, (B, R, T + 1), in the format of ``caption_losses``.
+        advantages: Function that returns the advantages of the captions, (B, R), on the CPU. It is
+            called after the forward pass has been queued, so that a GPU computes the forward pass
+            while the CPU computes the rewards.
     """
     training = decoder.dropout.training
     decoder.dropout.eval()
@@ -178,8 +194,8 @@ class SelfCritical(Objective):
     """Objective that rewards sampled captions by the metrics that evaluate captions.
 
     The model samples captions for every photo. Each caption has a reward r, its score against the
-    references. The baseline b is the mean reward of the photo's other samples. The difference
-    weights the gradient of the caption's log-probability:
+    references. The baseline b is the mean reward of the photo's other samples. The difference of
+    reward and baseline weights the gradient of the caption's log-probability:
 
         gradient = - sum over samples of (r - b) d log p(sample)
 
@@ -217,9 +233,10 @@ class SelfCritical(Objective):
         self._endings = frozenset(vocabulary.whole_words(BAD_ENDINGS))
 
     def __call__(self, model: CaptionModel, batch: Batch) -> tuple[Tensor, int]:
-        """Return the surrogate loss and the number of sampled words.
+        """Sample captions, and return the loss with their policy gradient and the number of words.
 
-        The samples of a photo depend only on the seed, the step and the photo.
+        For the same weights, the samples of a photo depend only on the seed, the step and the
+        photo.
         """
         captioned = (batch.tokens[:, 0, 0] != PAD).nonzero().squeeze(1)  # other rows are fillers
         if not len(captioned):  # gradients of 0 for the weights that other processes train
@@ -247,7 +264,11 @@ class SelfCritical(Objective):
         return self._weighted(model, features, losses, ids), words
 
     def _nothing(self, model: CaptionModel, batch: Batch) -> tuple[Tensor, int]:
-        """Return a loss of 0, for a batch of photos without captions."""
+        """Return a loss of 0 and 0 words, for a batch in which no photo has captions.
+
+        The loss depends on the weights, because DistributedDataParallel needs a gradient of every
+        weight from every process.
+        """
         features = encode(model, batch)
         memory, empty = model.decoder.memory(features), batch.tokens[:, :1]
         losses = policy_gradient_loss(
@@ -264,7 +285,15 @@ class SelfCritical(Objective):
         starts: Tensor,
         step: int,
     ) -> list[list[Hypothesis]]:
-        """Sample captions of each photo, without dropout, from its start token."""
+        """Sample captions without dropout, ``self_critical.samples`` per photo.
+
+        Args:
+            decoder: The decoder.
+            features: Features of the photos, (B, L, D).
+            image_ids: The B image ids, which seed the samples.
+            starts: The start token of each photo, (B,).
+            step: The optimizer step, which also seeds the samples.
+        """
         options = SearchOptions(
             beam_size=1,
             max_length=self.config.max_length,
@@ -287,7 +316,7 @@ class SelfCritical(Objective):
         return samples
 
     def advantages(self, image_ids: Sequence[int], samples: list[list[Hypothesis]]) -> Tensor:
-        """Return each reward minus the mean reward of the photo's other samples, (B, R)."""
+        """Return each sample's reward minus the mean reward of the photo's others, (B, R)."""
         words = [[one.tokens for one in of_photo] for of_photo in samples]
         ended = [[one.ended for one in of_photo] for of_photo in samples]
         rewards = self.reward(image_ids, words, ended)
@@ -298,14 +327,18 @@ class SelfCritical(Objective):
         return torch.from_numpy(rewards - baselines).float()
 
     def signature(self) -> str:
-        """Return a description of how the rewards are computed."""
+        """Return one line of text that describes how the rewards are computed."""
         config = self.config
         extra = f"|cross_entropy:{config.cross_entropy}" if config.cross_entropy else ""
         return f"{self.reward.signature()}|baseline:leave_one_out|samples:{config.samples}{extra}"
 
 
 def padded(samples: Sequence[Sequence[Hypothesis]], starts: Tensor) -> Tensor:
-    """Return sampled captions as tokens (B, R, T + 1), after the photos' start tokens (B,)."""
+    """Return sampled captions as padded tokens, (B, R, T + 1).
+
+    Each row begins with the photo's start token from ``starts``, (B,). Only captions that ended by
+    themselves have an end token.
+    """
     captions = [
         [[*one.tokens, END] if one.ended else one.tokens for one in of_photo]
         for of_photo in samples

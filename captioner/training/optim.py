@@ -16,7 +16,8 @@ from captioner.options import TrainingConfig
 def make_optimizer(model: CaptionModel, config: TrainingConfig) -> torch.optim.AdamW:
     """Build AdamW with separate peak learning rates for the encoder and the rest of the model.
 
-    Weight decay applies to matrices only. The trainer sets ``lr`` from ``peak_lr`` at every step.
+    The reading network has the same rate as the decoder. Weight decay applies to matrices only, not
+    to biases and norms. At every step, the trainer sets ``lr`` of each group from its ``peak_lr``.
     """
     groups = []
     modules: list[tuple[nn.Module, float]] = [
@@ -42,9 +43,10 @@ def warmup_steps(config: TrainingConfig, total_steps: int) -> int:
 
 
 def lr_factor(step: int, warmup_steps: int, total_steps: int) -> float:
-    """Return the factor of the peak learning rate at a step, counted from 0.
+    """Return the learning rate at a step as a share of its peak (0 to 1).
 
-    The factor rises linearly during the warm-up, and then falls to 0 along half a cosine.
+    Steps are counted from 0. The share rises linearly during the warm-up. Then it falls to 0 along
+    half a cosine.
     """
     if step < warmup_steps:
         return (step + 1) / (warmup_steps + 1)
@@ -55,7 +57,16 @@ def lr_factor(step: int, warmup_steps: int, total_steps: int) -> float:
 def clip_gradients(
     optimizer: torch.optim.Optimizer, factor: torch.Tensor, max_norm: float
 ) -> torch.Tensor:
-    """Multiply the gradients by a factor, clip their norm, and return the norm before clipping."""
+    """Multiply the gradients by a factor, and clip the norm of the product.
+
+    Args:
+        optimizer: The optimizer with the trained weights.
+        factor: The factor, a scalar on the device of the weights.
+        max_norm: Largest norm of all gradients together. Larger gradients are scaled down to it.
+
+    Returns:
+        The norm before clipping, a scalar on the same device.
+    """
     trained = [p for group in optimizer.param_groups for p in group["params"]]
     torch._foreach_mul_([p.grad for p in trained if p.grad is not None], factor)
     return nn.utils.clip_grad_norm_(trained, max_norm)
@@ -66,9 +77,10 @@ class RunningAverage(AveragedModel):
 
         average <- d average + (1 - d) weights,   d = min(decay, (1 + n) / (10 + n))
 
-    n is the number of updates so far. The first update copies the weights. Early on, d is small, so
-    that the average soon forgets the first weights, which are nearly random. n stays on the CPU:
-    torch's own update moves it to the GPU, and reading it there would make every step wait.
+    n is the number of updates so far, and ``decay`` is the setting ``training.ema_decay``. The
+    first update copies the weights. Early on, d is small, so that the average soon forgets the
+    first weights, which are nearly random. n stays on the CPU. torch's own update moves it to the
+    GPU, and reading it there would make every step wait.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -77,7 +89,7 @@ class RunningAverage(AveragedModel):
 
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
-        """Update the average with the model's weights, and copy the buffers."""
+        """Update the average with a model's weights, and copy its buffers unaveraged."""
         n = int(self.n_averaged)
         decay = min(self.decay, (1 + n) / (10 + n)) if n else 0.0
         averages: list[torch.Tensor] = list(self.module.parameters())
@@ -94,7 +106,15 @@ class RunningAverage(AveragedModel):
 def mean_weights(
     states: Sequence[Mapping[str, torch.Tensor]], shares: Sequence[float]
 ) -> dict[str, torch.Tensor]:
-    """Return the weighted mean of several models' weights. The shares sum to 1."""
+    """Return the weighted mean of several models' weights.
+
+    Args:
+        states: The ``state_dict()`` of each model, with the same names and shapes.
+        shares: The share of each model in the mean. The shares sum to 1.
+
+    Returns:
+        The mean weights by name. Integer tensors cannot be averaged and come from the first model.
+    """
     return {
         name: sum(
             (share * state[name].double() for state, share in zip(states, shares, strict=True)),

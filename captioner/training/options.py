@@ -1,4 +1,4 @@
-"""Options for starting a run. The settings of the run itself are in `captioner.options`."""
+"""Options that start a run. The settings of the run itself are in `captioner.options`."""
 
 from __future__ import annotations
 

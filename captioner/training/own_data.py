@@ -1,7 +1,7 @@
 """Training on a file of captions and a folder of photos.
 
-The captions are first converted to COCO files in the run folder (``data/captions_train.json`` and
-``data/captions_val.json``). The settings of the run then name these files.
+The captions are first converted to COCO files in the run folder: ``data/captions_train.json`` and
+``data/captions_val.json``. The run then trains on these files like on any other COCO files.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from captioner.options import TrainConfig
 from captioner.training.options import OwnDataOptions, TrainOptions
 
 IS_MAIN = os.environ.get("RANK", "0") == "0"
-"""True in the process that prints and writes, which is the first process of torchrun."""
+"""True in the process that prints and writes. Of several processes, this is torchrun's first one.
+"""
 
 
 def check_replaced(data: OwnDataOptions, given: Mapping[str, Any]) -> None:
-    """Check that no data settings are combined with a captions file that replaces them.
+    """Check that no data setting is combined with a captions file that replaces it.
 
     Args:
-        data: The options with the captions file.
-        given: The settings of the run, by section.
+        data: The options, which may name a captions file.
+        given: The settings that the user has set, by section.
 
     Raises:
-        ConfigError: The settings include a data setting that the file replaces.
+        ConfigError: The user has set both a captions file and a data setting that it replaces.
     """
     for name in ("train_annotations", "val_annotations", "images", "karpathy_split"):
         if data.captions is not None and name in given.get("data", {}):
@@ -47,10 +48,15 @@ def check_replaced(data: OwnDataOptions, given: Mapping[str, Any]) -> None:
 
 @contextmanager
 def prepared(config: TrainConfig, data: TrainOptions) -> Iterator[TrainConfig]:
-    """Prepare captions for the run, and yield the config that reads them.
+    """Convert the captions file to COCO files, and yield a config that names these files.
 
-    A resumed run must use the same captions as before. A dry run writes nothing into the run
-    folder: its files exist only within the context.
+    Without a captions file, the config is yielded unchanged. A dry run writes nothing into the run
+    folder. Its COCO files are temporary and exist only within the context.
+
+    Raises:
+        DataError: The captions or photos cannot be used, or a resumed run has other captions than
+            before.
+        ConfigError: No photos remain for validation.
     """
     if data.captions is None:
         yield config

@@ -1,7 +1,7 @@
-"""Coordination of the processes of a run (torchrun), sums over them, and trackers.
+"""Coordination of the processes that torchrun starts for a run, and trackers of its metrics.
 
-accelerate does this work, except for mixed precision: its fp16 needs a GPU and cannot resume the
-scale of the loss.
+A tracker, such as TensorBoard, records metrics and figures. The package accelerate does this work,
+but not the mixed precision: its fp16 needs a GPU and cannot resume the scaling of the loss.
 """
 
 from __future__ import annotations
@@ -26,14 +26,18 @@ from captioner.training.names import TENSORBOARD
 
 
 class Processes:
-    """The connection of this process to the other processes of the run."""
+    """The connection of this process to the other processes of the run.
+
+    A run without torchrun has a single process.
+    """
 
     def __init__(self, folder: Path, trackers: Sequence[str] = ()) -> None:
         """Connect to the other processes that torchrun has started.
 
         Args:
-            folder: The run folder. TensorBoard's files are written to its folder ``tensorboard``.
-            trackers: Names of accelerate's trackers. ``tracking`` starts them.
+            folder: The run folder. TensorBoard writes its files to its folder ``tensorboard``.
+            trackers: Names of trackers that accelerate supports. The method ``tracking`` starts
+                them.
 
         Raises:
             ConfigError: A tracker is unknown or not installed.
@@ -49,40 +53,44 @@ class Processes:
         self.count: int = self.accelerator.num_processes
         self.rank: int = self.accelerator.process_index
         self.main: bool = self.accelerator.is_main_process
-        """True in the process that prints and writes."""
+        """True in the one process that prints and writes files."""
 
     def share(self, module: nn.Module) -> nn.Module:
-        """Wrap a module, so that its gradients are averaged over the processes."""
+        """Wrap a module so that backward passes average its gradients over the processes."""
         shared: nn.Module = self.accelerator.prepare(module)
         return shared
 
     def exchanging(self, module: nn.Module, *, now: bool) -> AbstractContextManager[Any]:
-        """Return a context in which backward passes exchange gradients, or keep them for later."""
+        """Return a context for a backward pass through a module from ``share``.
+
+        With ``now``, the pass averages the gradients over the processes. Otherwise the gradients
+        stay in this process, and the next pass with ``now`` averages their sum.
+        """
         return nullcontext() if now else self.accelerator.no_sync(module)
 
     def total(self, value: Tensor) -> Tensor:
-        """Return the sum of a tensor over the processes, on the device."""
+        """Return the sum of all processes' values of a tensor, on this process's device."""
         summed: Tensor = self.accelerator.reduce(upload(value, self.device))
         return summed
 
     def any(self, flag: bool) -> bool:
-        """Return whether the flag is set in any process. All must call this at the same step."""
+        """Return whether the flag is set in any process. All processes must call this together."""
         return bool(self.total(torch.tensor(int(flag)))) if self.count > 1 else flag
 
     def gather(self, values: Sequence[Any]) -> list[Any]:
-        """Return the values of all processes."""
+        """Return the values of all processes in one list, ordered by process."""
         return list(gather_object(list(values)))
 
     def wait(self) -> None:
-        """Wait for the other processes."""
+        """Wait until all processes have called this method."""
         self.accelerator.wait_for_everyone()
 
     @contextmanager
     def tracking(self, settings: Mapping[str, Any], step: int) -> Iterator[None]:
-        """Start the trackers, and finish them at the end.
+        """Start the trackers, and finish them at the end of the context.
 
         Args:
-            settings: The settings of the run by name, as plain values.
+            settings: The settings of the run by name, as numbers, text or None.
             step: Completed steps. If an earlier session of the run has logged later steps,
                 TensorBoard hides them.
 
@@ -106,7 +114,10 @@ class Processes:
                 tracker.finish()
 
     def log(self, row: Mapping[str, Any], prefix: str = "") -> None:
-        """Send the numbers in a row of ``metrics.jsonl`` or ``steps.jsonl`` to the trackers."""
+        """Send the numbers in a row of ``metrics.jsonl`` or ``steps.jsonl`` to the trackers.
+
+        ``prefix`` is put before each name, and the epoch is left out.
+        """
         values = {
             f"{prefix}{name}": value
             for name, value in row.items()
@@ -117,7 +128,9 @@ class Processes:
     def log_images(self, figures: Mapping[str, Path], step: int) -> None:
         """Send figures of sample captions to the trackers that accept images.
 
-        ``figures`` contains a file for each photo's name.
+        Args:
+            figures: Paths of the figures, by the name of the photo.
+            step: Completed steps.
         """
         for title, path in figures.items():
             with Image.open(path) as figure:
@@ -147,14 +160,22 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 class Sums:
-    """Named sums over steps and processes, which stay on the device until they are read."""
+    """Named sums over steps and processes.
+
+    They stay on the device until they are read, so that a step does not wait for the GPU.
+    """
 
     def __init__(self, names: Sequence[str], processes: Processes) -> None:
         self.names, self.processes = names, processes
         self.values = torch.zeros(len(names), dtype=torch.float64, device=processes.device)
 
     def add(self, found: Mapping[str, float | Tensor]) -> None:
-        """Add this process's values (numbers or tensors). All processes must call this method."""
+        """Add the values of all processes. All processes must call this method together.
+
+        Args:
+            found: This process's values by name, as numbers or scalar tensors. A missing name
+                counts as 0.
+        """
         given = [found.get(name, 0.0) for name in self.names]
         numbers = [0.0 if isinstance(value, Tensor) else value for value in given]
         values = upload(torch.tensor(numbers, dtype=torch.float64), self.values.device)
@@ -164,7 +185,7 @@ class Sums:
         self.values += self.processes.total(values)
 
     def read(self) -> dict[str, float]:
-        """Return the sums since the last call. On a GPU, this waits for the device."""
+        """Return the sums since the last call, by name. On a GPU, this waits for the device."""
         found = dict(zip(self.names, self.values.tolist(), strict=True))
         self.values.zero_()
         return found

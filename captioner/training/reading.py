@@ -1,6 +1,8 @@
-"""Stems and training targets of the reading network, which predicts a photo's content words.
+"""Stems and training targets of the reading network.
 
-See ``model.reading``. A stem stands for all forms of a word: "dog" stands for dog and dogs.
+The network (``model.reading``) predicts the content words that a photo shows, as stems. A stem
+stands for all forms of a word: the stem "dog" stands for dog and dogs. The targets of a photo are
+the shares of its captions that contain each stem.
 
 Notation: B photos, S stems.
 """
@@ -25,10 +27,15 @@ MIN_PHOTOS = 40
 
 
 def add_reading(stored: StoredModel, photos: Sequence[Example]) -> None:
-    """Add a new reading network to a model, for all stems that are frequent in the captions.
+    """Add an untrained reading network to a model, for the frequent stems in the training captions.
 
-    A stem is left out if the vocabulary contains no word with this stem. A vocabulary of sub-word
-    pieces keeps all stems. The most frequent stem comes first.
+    A stem is frequent if the captions of at least ``MIN_PHOTOS`` photos contain it. A stem is left
+    out if the vocabulary contains no word with this stem. With sub-word pieces, all frequent stems
+    are kept. The most frequent stem comes first.
+
+    Args:
+        stored: The model. The network, its stems and its initial frequencies are set.
+        photos: The training photos.
 
     Raises:
         DataError: No stem is frequent enough.
@@ -57,10 +64,10 @@ def add_reading(stored: StoredModel, photos: Sequence[Example]) -> None:
 
 
 class StemsOfPhotos:
-    """For every photo, the number of captions that contain each stem."""
+    """The number of each photo's captions that contain each stem."""
 
     def __init__(self, photos: Sequence[Example], stems: Sequence[str]) -> None:
-        """Count the stems in the captions of the training photos."""
+        """Count the S stems in the captions of the training photos."""
         columns = {stem: column for column, stem in enumerate(stems)}
         self._stems = len(stems)
         self._counts: dict[int | None, tuple[int, Counter[int]]] = {None: (0, Counter())}
@@ -71,9 +78,13 @@ class StemsOfPhotos:
             self._counts[photo.image_id] = len(captions), counts
 
     def of_photos(self, image_ids: Sequence[int | None]) -> tuple[Tensor, Tensor]:
-        """Count each photo's captions with each stem, (B, S), and all its captions, (B,).
+        """Return the counts for a batch of photos.
 
         The id None stands for a photo that could not be read. Its counts are 0.
+
+        Returns:
+            The number of captions of each photo that contain each stem, (B, S).
+            The number of all captions of each photo, (B,).
         """
         counts = torch.zeros(len(image_ids), self._stems)
         captions = torch.zeros(len(image_ids))

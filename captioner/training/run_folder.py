@@ -3,7 +3,7 @@
 config.yaml        every setting, resolved
 metrics.jsonl      one line per validation
 steps.jsonl        training curves: one line every training.log_every steps
-tensorboard/       both files as curves
+tensorboard/       the numbers in both files, as curves for TensorBoard
 samples/epoch_001/ captions of a few validation photos with their references and attention
 state.safetensors  training state (for --resume)
 best/              the best model so far, ready for `captioner caption --model`. Its card,
@@ -36,7 +36,13 @@ from captioner.training.validation import Sentence
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Read the rows of ``METRICS`` or ``STEPS`` in a run folder, oldest first."""
+    """Read the rows of a metrics.jsonl or steps.jsonl file, oldest first.
+
+    The result is empty if the file does not exist. An incomplete last row is left out.
+
+    Raises:
+        CheckpointError: A row is not valid JSON.
+    """
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -47,7 +53,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 class RunFolder:
-    """The folder of one run, with its paths and writers."""
+    """The folder of one run, with methods that write the files in it."""
 
     def __init__(self, folder: str | Path, config: TrainConfig) -> None:
         self.path = Path(folder)
@@ -71,12 +77,12 @@ class RunFolder:
             yield
 
     def open(self, epoch: int, step: int = 0, *, fresh: bool = False) -> None:
-        """Write the settings, and delete all results that the run will write again.
+        """Write config.yaml, and delete all results that the run will produce again.
 
         Args:
-            epoch: Completed epochs. Later metrics and samples are deleted.
-            step: Completed steps. Later points of the training curves are deleted.
-            fresh: Start over, and also delete the models and curves of an earlier run.
+            epoch: Number of completed epochs. The metrics and samples of later epochs are deleted.
+            step: Number of completed steps. Later points of the training curves are deleted.
+            fresh: Start over: also delete the best model and TensorBoard's files.
         """
         stale = [self.best, self.path / TENSORBOARD] if fresh else []
         for folder in (self.path / SAMPLES).glob("epoch_[0-9]*"):
@@ -92,12 +98,17 @@ class RunFolder:
                 atomic_write(path, "".join(json.dumps(row) + "\n" for row in rows))
 
     def append(self, name: str, row: dict[str, Any]) -> None:
-        """Append a validation to ``METRICS`` or a point to ``STEPS``."""
+        """Append a row to metrics.jsonl or steps.jsonl, the file ``name``."""
         with (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
     def add_samples(self, epoch: int, sentences: Sequence[Sentence]) -> dict[str, Path]:
-        """Save captions with figures of their attention, and return the figures by photo name."""
+        """Save validation captions of an epoch, and draw the attention of each caption.
+
+        Returns:
+            Paths of the figures, by the name of the photo without its suffix. If photos from
+            different folders have the same name, a number is added.
+        """
         folder = self.path / SAMPLES / f"epoch_{epoch:03d}"
         folder.mkdir(parents=True, exist_ok=True)
         lines = (
@@ -108,7 +119,7 @@ class RunFolder:
         figures: dict[str, Path] = {}
         for sentence in sentences:
             stem = name = sentence.photo.path.stem
-            while name in figures:  # photos of the same name from different folders
+            while name in figures:
                 name = f"{stem}_{len(figures) + 1}"
             figures[name] = folder / f"{name}.png"
             overlay(sentence.photo.path, sentence.caption, panel_size=240).save(figures[name])
@@ -117,10 +128,15 @@ class RunFolder:
 
 @contextmanager
 def stop_signals() -> Iterator[Event]:
-    """Turn SIGINT and SIGTERM into an event that the loop checks between two steps."""
+    """Turn SIGINT and SIGTERM into an event, so that the run can save its state before it stops.
+
+    The training loop checks the event between two steps. Outside the main thread, Python cannot
+    handle signals, and the event is never set.
+    """
     stop = Event()
 
     def request(number: int, frame: object) -> None:
+        """Set the event, or stop at once at the second Ctrl-C."""
         del frame
         # A second Ctrl-C stops at once. A second SIGTERM does not, because launchers forward it to
         # processes that have already received it from the system.

@@ -1,7 +1,7 @@
 """Preparation of a run: its data, and a new model or the model of ``init_from``.
 
-`prepare` does not change the config that it receives. It returns the resolved config together with
-the data and the model.
+A model that is loaded determines some settings, such as the encoder's name. `prepare` returns a
+copy of the config with these settings filled in (the resolved config), the data and the model.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SMALLER = (
     "lower training.micro_batch or set encoder.recompute true, which --resume accepts after the "
     "first save; or train with a smaller training.batch_size or encoder.image_size"
 )
-"""Remedy in error messages about exhausted memory."""
+"""Advice at the end of error messages about exhausted memory."""
 
 
 @dataclass
@@ -65,26 +65,38 @@ class Setup:
     config: TrainConfig
     """The resolved config, which includes the model's encoder and decoder settings."""
     train: list[Example]
+    """Training photos with encoded captions, repeated as ``data.repeats`` sets."""
     val: list[Example]
+    """All validation photos. Only ``validated`` are captioned."""
     stored: StoredModel
+    """The model before the first step, with its vocabulary."""
     cache: FeatureCache | None = None
     """Features of all photos from ``data.features``, or None if photos are encoded in training."""
 
     @property
     def validated(self) -> list[Example]:
-        """The validation photos within ``training.limit_val``, in order."""
+        """The validation photos that are captioned: ``training.limit_val``, or all for 0."""
         return first_of_styles(self.val, self.config.training.limit_val)
 
     @cached_property
     def frequencies(self) -> bytes:
-        """Document frequencies of the training captions, which are stored with the model."""
+        """Document frequencies of the training captions, as the content of a ``.json.gz`` file.
+
+        They are stored with the model, so that a later CIDEr-D can use them.
+        """
         captions = {photo.image_id: photo.captions for photo in self.train}
         return count_frequencies(captions).to_bytes()
 
 
 @memory_errors(SMALLER)
 def prepare(config: TrainConfig) -> Setup:
-    """Read the data and build the model."""
+    """Read the data, and build or load the model, for a run with this config.
+
+    Settings and data are checked here, so that a run with a mistake stops before its first step.
+
+    Raises:
+        CaptionerError: Settings, data or weights cannot be used.
+    """
     check_attention(config.decoder)  # fail on a misspelled setting before the data are read
     # Features are stored under the photos' ids.
     train, val = read_data(config.data, renumber=not config.data.features)
@@ -132,7 +144,10 @@ def prepare(config: TrainConfig) -> Setup:
 
 
 def open_encoder(config: TrainConfig) -> tuple[Encoder, Preprocessing]:
-    """Return the encoder and the preprocessing with which a run of this config starts."""
+    """Return the encoder and the preprocessing with which a run with this config starts.
+
+    They are new, or come from the model of ``init_from``.
+    """
     if config.init_from is None:
         return _new_encoder(config.encoder)
     stored = _load_initial_model(config)
@@ -150,10 +165,10 @@ def _new_encoder(config: EncoderConfig) -> tuple[Encoder, Preprocessing]:
 
 
 def _rounded(encoder: Encoder) -> Encoder:
-    """Round the encoder's weights to the precision of a model folder.
+    """Round the encoder's weights to fp16, the precision of a model folder, and return the encoder.
 
-    Then frozen weights and cached features are the same in this run, in its model and in runs that
-    continue from the model.
+    Then frozen weights and cached features are the same in this run, in its saved model and in runs
+    that start from this model.
     """
     encoder.load_state_dict(
         {name: to_float16(v).to(v.dtype) for name, v in encoder.state_dict().items()}
@@ -169,7 +184,7 @@ def _model(
 
 
 def _resolved(config: TrainConfig, stored: StoredModel) -> TrainConfig:
-    """Return the config with the settings that the model determines."""
+    """Fill in the settings that the model determines, and return the resolved config."""
     model = stored.model
     encoder = replace(
         config.encoder,
@@ -189,7 +204,8 @@ def _load_initial_model(config: TrainConfig) -> StoredModel:
     """Load the model of ``init_from``.
 
     Raises:
-        ConfigError: The config changes settings of the model other than its input and dropout.
+        ConfigError: The config contradicts the model. It may change only the image size, the
+            resizing, the dropout, and the words and styles that are added.
     """
     assert config.init_from is not None
     stored = load_model(config.init_from)
@@ -210,7 +226,7 @@ def _load_initial_model(config: TrainConfig) -> StoredModel:
 
 
 def _inherited(stored: StoredModel, config: EncoderConfig) -> tuple[Encoder, Preprocessing]:
-    """Return a model's encoder and preprocessing for the image size and resizing of a config."""
+    """Return a model's encoder and preprocessing with the image size and resizing of a config."""
     size, old = config.image_size, stored.model
     assert size is not None
     assert config.resize is not None
@@ -221,10 +237,10 @@ def _inherited(stored: StoredModel, config: EncoderConfig) -> tuple[Encoder, Pre
 
 
 def _reconfigured(stored: StoredModel, config: TrainConfig, counts: Counter[str]) -> StoredModel:
-    """Rebuild a model for the config's image size, resizing, dropout, new words and styles.
+    """Rebuild a model for the config's image size, resizing, dropout, new words and new styles.
 
-    The weights stay the same. The reading is kept if its training continues, or if its input
-    features stay the same.
+    The weights stay the same. The reading network is kept if it is trained further, or if its input
+    features stay the same. Otherwise its predictions would be wrong.
 
     Args:
         stored: The model of ``init_from``.
@@ -249,7 +265,8 @@ def _reconfigured(stored: StoredModel, config: TrainConfig, counts: Counter[str]
     same = frozen and preprocessing == old.preprocessing
     if stored.reading is not None and (trained or same):
         new.model.reading = old.reading
-        # A reading that learns shares of captions loses the calibration of its keywords.
+        # Training makes the network predict shares of captions, to which the calibration of the
+        # keywords does not apply.
         keywords = {} if trained else stored.reading.keywords
         new.reading = ReadingWords.of(stored.reading.stems, vocabulary, keywords)
     else:
@@ -294,9 +311,15 @@ def _extend(
 
 
 def open_feature_encoder(config: TrainConfig, *, dtype: str, device: str) -> FeatureEncoder:
-    """Open the encoder that training with a config uses.
+    """Open the encoder that computes cached features for a run with this config.
 
-    ``dtype`` is the type in which the features are stored.
+    With ``encoder.finetune_from``, it computes only the stages before this stage, because a run
+    trains the others.
+
+    Args:
+        config: The config of the run.
+        dtype: The type in which the features are stored.
+        device: The device that computes the features.
     """
     chosen = pick_device(device)
     torch.manual_seed(config.training.seed)  # random weights must be those of the run
@@ -308,6 +331,7 @@ def open_feature_encoder(config: TrainConfig, *, dtype: str, device: str) -> Fea
     encoder.to(chosen).to(memory_format=torch.channels_last)
 
     def encode(pixels: Tensor) -> Tensor:
+        """Return the features of photos as RGB pixels, one row per photo."""
         with torch.inference_mode(), autocast(precision, chosen):
             images = preprocessing.normalize(pixels.to(chosen))
             found = encoder(images) if stage is None else encoder.run_until(images, stage)
@@ -320,13 +344,14 @@ def open_feature_encoder(config: TrainConfig, *, dtype: str, device: str) -> Fea
 def plan_features(
     config: TrainConfig, *, dtype: str, device: str
 ) -> tuple[FeatureEncoder, list[Example], int]:
-    """Plan the features that training with a config reads.
+    """Plan the cached features that a run with this config reads.
 
     Returns:
         The encoder.
-        The photos: the training photos first, then the validation photos that are not among them.
+        The photos: the training photos first, then the validation photos that are not also training
+        photos.
         The number of photos, from the first, that are also encoded flipped. With
-        ``data.horizontal_flip``, these are the training photos.
+        ``data.horizontal_flip``, these are the training photos. Otherwise the number is 0.
     """
     pick_device(device)  # raises an error before the captions are read
     train, val = read_data(config.data)

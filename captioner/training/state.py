@@ -1,4 +1,7 @@
-"""State of a run: everything that training steps change, and settings that must not change."""
+"""State of a run, saved in its checkpoint: everything that training steps change.
+
+The checkpoint also contains the settings that must stay the same when the run is resumed.
+"""
 
 from __future__ import annotations
 
@@ -25,55 +28,70 @@ from captioner.training.optim import RunningAverage
 from captioner.training.setup import Setup
 
 NO_SCORE = 5e-4
-"""Smallest CIDEr or BLEU-4 that counts as a score. Lower scores are printed as 0.0 points, because
-the captions have nothing in common with the references."""
+"""Smallest CIDEr or BLEU-4 that counts as above 0, where 1.0 is 100 points. Below it, messages show
+0.0 points, and the captions have practically nothing in common with the references."""
 
 EPOCH_SUMS = (
     "loss", "words", "gradient_norm", "reward", "baseline", "samples", "bad_endings",
 )  # fmt: skip
-"""Names of the sums over the steps of an epoch: cross-entropy (nats), words and gradient norms, and
-for sampled captions their rewards, baselines, number and number of bad endings."""
+"""Names of the values that are summed over the steps of an epoch.
+
+``loss`` is the cross-entropy (nats), ``words`` the number of words that it covers, and
+``gradient_norm`` the norm before clipping. The remaining names are for sampled captions only:
+their rewards, the baselines of the rewards, the number of samples, and the number of samples with a
+last word that cannot end a caption.
+"""
 
 
 @dataclass
 class Progress:
-    """The progress of a run. The names of the fields are part of the file format."""
+    """The progress of a run. The field names are keys in the checkpoint and must not change."""
 
     epoch: int = 0
-    """Current epoch, from 0."""
+    """Current epoch, counted from 0, so also the number of completed epochs."""
     batch: int = 0
     """Completed batches of the current epoch."""
     step: int = 0
     """Optimizer steps since the start of the run."""
     best: float = -1.0
-    """Best validation score so far (see ``validation.selection_score``)."""
+    """Best validation score so far. Higher is better (see ``validation.selection_score``)."""
     best_epoch: int = -1
-    """Epoch of the best score, from 0, or -1 before the first validation or if `start` is best."""
+    """Epoch with the best score, counted from 0. It is -1 before the first validation, and while no
+    epoch is better than ``start``."""
     start: float | None = None
-    """Score of the model of ``init_from`` before the first step."""
+    """Score of the model of ``init_from`` before the first step, or None without such a model."""
     sums: dict[str, float] = field(default_factory=dict)
-    """``EPOCH_SUMS`` of the current epoch."""
+    """Values of ``EPOCH_SUMS`` for the current epoch."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings that must match when resuming (see ``resume_settings``)."""
     seconds: float = 0.0
-    """Training time of all sessions (seconds)."""
+    """Training time without validations (seconds), added up over all sessions of a resumed run."""
     curve: dict[str, float] = field(default_factory=lambda: {"step": 0})
-    """``EPOCH_SUMS`` since the last point of the training curves, and the step of that point."""
+    """Values of ``EPOCH_SUMS`` since the last row of steps.jsonl, and the step of that row."""
 
     def add(self, sums: Mapping[str, float], seconds: float) -> None:
-        """Add the ``EPOCH_SUMS`` of some steps, and the time of these steps."""
+        """Add the values of ``EPOCH_SUMS`` for some steps, and the time that these steps took."""
         for held in (self.sums, self.curve):
             held |= {name: held.get(name, 0.0) + value for name, value in sums.items()}
         self.seconds += seconds
 
     def curve_point(self, lr: float) -> dict[str, Any]:
-        """Return a row of steps.jsonl, with means over the steps since the last row."""
+        """Return the next row of steps.jsonl, with means over the steps since the last row.
+
+        The sums for the following row start at 0.
+        """
         sums, self.curve = self.curve, {"step": self.step}
         norm = sums["gradient_norm"] / (self.step - sums["step"])
         return {**self._position(sums), "lr": lr, "gradient_norm": norm}
 
     def metrics(self, lr: float, reward_signature: str) -> dict[str, Any]:
-        """Return the part of a row of metrics.jsonl that describes the epoch."""
+        """Return the training part of a row of metrics.jsonl, without the validation scores.
+
+        Args:
+            lr: Learning rate of the last step.
+            reward_signature: The description from ``Objective.signature``. The row contains it only
+                if captions were sampled.
+        """
         row = {**self._position(self.sums), "lr": lr, "seconds": self.seconds}
         if samples := self.sums["samples"]:
             row["sampled_bad_endings"] = self.sums["bad_endings"] / samples
@@ -81,13 +99,15 @@ class Progress:
         return row
 
     def _position(self, sums: Mapping[str, float]) -> dict[str, Any]:
+        """Return the epoch, counted from 1, the step and the means."""
         return {"epoch": self.epoch + 1, "step": self.step, **means(sums)}
 
     def add_score(self, score: float, config: TrainingConfig) -> bool:
         """Record the score of a validation, and return whether its model is the best so far.
 
-        As long as all scores are 0, the newest model is the best. So patience counts from the first
-        score above 0.
+        As long as all metrics are 0 (below ``NO_SCORE``), the newest model counts as the best. So
+        ``training.patience`` begins to count only when captions have something in common with the
+        references.
         """
         no_score = config.select != "loss" and max(score, self.best) < NO_SCORE
         first = self.best_epoch < 0 and self.start is None
@@ -99,7 +119,7 @@ class Progress:
     def ending(self, config: TrainingConfig) -> str:
         """Return why the run has ended, or an empty string if it continues.
 
-        A run ends after all epochs, or when ``patience`` is exhausted.
+        A run ends after all epochs, or after ``training.patience`` epochs without a better model.
         """
         if self.epoch >= config.epochs:
             return (
@@ -115,7 +135,10 @@ class Progress:
 
 
 def means(sums: Mapping[str, float]) -> dict[str, float]:
-    """Return the mean loss of a word, and for sampled captions the mean baseline and reward."""
+    """Return the loss per word (nats), and for sampled captions the mean baseline and reward.
+
+    ``sums`` has the names in ``EPOCH_SUMS``.
+    """
     found = {"loss": sums["loss"] / max(1, sums["words"])}
     if sums["samples"]:
         found |= {name: sums[name] / sums["samples"] for name in ("baseline", "reward")}
@@ -124,10 +147,10 @@ def means(sums: Mapping[str, float]) -> dict[str, float]:
 
 @dataclass
 class TrainingState:
-    """Everything that steps change, saved as one safetensors file without pickling.
+    """Everything that training steps change, saved as one safetensors file without pickling.
 
-    It does not include a random state, because every random choice of a run depends only on the
-    seed and the step.
+    The state of the random number generators is not needed, because every random choice of a run
+    depends only on the seed and the step.
     """
 
     model: nn.Module
@@ -135,7 +158,8 @@ class TrainingState:
     """Running average of the weights, or None without ``training.ema_decay``."""
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
-    """Scale of the loss in fp16. It is disabled in other precisions."""
+    """Scaling of the loss, which keeps small fp16 gradients above 0. It is disabled in other
+    precisions."""
     progress: Progress
 
     def save(self, path: Path) -> None:
@@ -162,10 +186,11 @@ class TrainingState:
             ) from error
 
     def load(self, path: Path) -> None:
-        """Load a state that was saved with the same ``Progress.settings``.
+        """Load a saved state into the model, the optimizer and the other fields.
 
         Raises:
-            CheckpointError: The file cannot be read, or the settings differ.
+            CheckpointError: The file cannot be read, or its ``Progress.settings`` differ from the
+                settings of this run.
         """
         try:
             with safe_open(path, framework="pt") as file:
@@ -201,6 +226,7 @@ class TrainingState:
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names start with a prefix, under their names without the prefix."""
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
@@ -218,16 +244,21 @@ REMOVED: dict[str, Any] = {
     "shards": None,
     "lr_scale": 1.0,
 }
-"""Removed settings and fields of ``Progress``, with the values at which a run can be continued."""
+"""Settings and fields of ``Progress`` that earlier versions had. A checkpoint can be resumed if it
+contains no other values than these."""
 UNUSED = ("plateau", "kept")
-"""Removed fields of ``Progress`` that have no effect on a run."""
+"""Fields of ``Progress`` that earlier versions had, and that are ignored with any value."""
 
 
 def without_removed(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings or fields from a checkpoint without the names that were removed.
+    """Leave out names that this version no longer has from a checkpoint's settings or fields.
+
+    Args:
+        path: The checkpoint, for the error message.
+        given: The settings, or the fields of ``Progress``, by name.
 
     Raises:
-        CheckpointError: The run depends on a removed setting.
+        CheckpointError: The run depends on a setting that this version does not support.
     """
     for name, value in REMOVED.items():
         if given.get(name, value) != value:
@@ -264,7 +295,10 @@ def resume_settings(setup: Setup) -> dict[str, Any]:
 
 
 def all_fields(config: type, prefix: str = "") -> dict[str, OptionField]:
-    """Return the fields of a config and of its sections, by names such as ``training.lr``."""
+    """Return the fields of a config and its sections, keyed by names such as ``training.lr``.
+
+    ``prefix`` is put before each name, for the fields of a section.
+    """
     found: dict[str, OptionField] = {}
     for name, option in option_fields(config).items():
         if dataclasses.is_dataclass(option.type):
@@ -275,7 +309,10 @@ def all_fields(config: type, prefix: str = "") -> dict[str, OptionField]:
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested settings to keys such as ``training.lr``, with lists as JSON."""
+    """Flatten nested settings into one dictionary with keys such as ``training.lr``.
+
+    Lists become JSON text. ``prefix`` is put before each key, for the settings of a section.
+    """
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):

@@ -32,32 +32,43 @@ from captioner.text.vocabulary import PAD
 from captioner.training.data import encode_captions, tokenized
 
 BATCH = 32
-"""Number of photos per batch."""
+"""Number of photos that are captioned together."""
 
 MAX_NATS = 700.0
-"""Largest loss with a finite perplexity (nats)."""
+"""Loss (nats per word) at which the perplexity is capped: ``math.exp`` overflows above 709."""
 
 _SCORES = {"CIDEr": "CIDEr", "BLEU-4": "Bleu_4"}
+"""Metrics that ``training.select`` can name, with their keys in ``score_sentences``."""
 
 
 def selection_score(scores: Mapping[str, float], select: str) -> float:
-    """Return the score that ``training.select`` names. Higher is better, so a loss is negated."""
+    """Return the validation score that selects the best model.
+
+    A higher score is always better, so the validation loss is returned with a minus sign.
+
+    Args:
+        scores: The result of ``score_sentences``.
+        select: The setting ``training.select``: CIDEr, BLEU-4 or loss.
+    """
     return -scores["val_loss"] if select == "loss" else scores[_SCORES[select]]
 
 
 def describe_selection(select: str, score: float) -> str:
-    """Format a ``selection_score`` for messages: ``CIDEr 42.6``, ``validation loss 2.314``."""
+    """Format the result of ``selection_score`` for messages.
+
+    Examples are ``CIDEr 42.6`` (in points, 100 times the score) and ``validation loss 2.314``.
+    """
     return f"validation loss {-score:.3f}" if select == "loss" else f"{select} {100 * score:.1f}"
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """The caption generated for a validation photo."""
+    """The caption generated for a validation photo, and the loss of the photo's references."""
 
     photo: Example
     caption: Caption
     nats: float = 0.0
-    """Cross-entropy of the photo's reference captions, summed over their words."""
+    """Cross-entropy of all reference captions of the photo, summed over their words (nats)."""
     words: int = 0
     """Number of words in the reference captions, including end tokens."""
 
@@ -68,12 +79,26 @@ def decode(
     search: SearchOptions,
     cache: FeatureCache | None = None,
 ) -> list[Sentence]:
-    """Caption the photos, each in its own style, from cached features if a cache is passed.
+    """Caption validation photos, and compute the loss of their reference captions.
 
-    A photo that cannot be read is an error, because a score without it would not be comparable.
+    Each photo is captioned in its own style (``Example.style``). A photo that cannot be read stops
+    the validation, because scores without this photo could not be compared with earlier scores.
+
+    Args:
+        captioner: The model to validate.
+        images: The photos with their reference captions.
+        search: The search options of the run.
+        cache: Features to use instead of reading and encoding the photos.
+
+    Returns:
+        One item per photo. Photos of the same style are next to each other.
+
+    Raises:
+        ImageError: A photo cannot be read.
     """
 
     def prepare(image: Example) -> _Input:
+        """Read a photo, or its features if there is a cache."""
         if cache is None:
             photo = captioner.prepare(open_image(image.path))  # as when a user captions it
             return torch.from_numpy(photo.pixels[0].copy()), photo.crop_box, photo.seed
@@ -102,6 +127,7 @@ def _caption(
     given: list[_Input],
     options: SearchOptions,
 ) -> Iterator[Sentence]:
+    """Caption a batch of photos of one style, and score their reference captions."""
     inputs, crop_boxes, seeds = zip(*given, strict=True)
     model, device, vocabulary = captioner.model, captioner.device, captioner.stored.vocabulary
     photos = upload(torch.stack(inputs), device)  # outside autocast, which allows only one type
@@ -120,7 +146,10 @@ def _caption(
 
 
 def score_sentences(sentences: list[Sentence]) -> dict[str, float]:
-    """Return the corpus scores by metric, and ``val_loss`` (nats per word) and ``perplexity``.
+    """Score the captions of all validation photos, and return the scores by name.
+
+    The names are pycocoevalcap's, such as ``CIDEr`` and ``Bleu_4`` (1.0 is 100 points), and also
+    ``val_loss`` (nats per word of the references) and ``perplexity``, its exponential.
 
     With several styles, each score is the mean over styles (for the perplexity, the geometric
     mean). The scores of each style are added under names such as ``CIDEr/coco``.
@@ -141,6 +170,7 @@ def score_sentences(sentences: list[Sentence]) -> dict[str, float]:
 
 
 def _score_style(sentences: Sequence[Sentence]) -> dict[str, float]:
+    """Return the scores of one style, except for the perplexity."""
     references = {s.photo.image_id: s.photo.captions for s in sentences}
     captions = {s.photo.image_id: s.caption.text for s in sentences}
     corpus = CaptionEvaluator(references).score(captions).corpus
@@ -149,7 +179,11 @@ def _score_style(sentences: Sequence[Sentence]) -> dict[str, float]:
 
 
 def describe(sentences: Sequence[Sentence]) -> dict[str, float]:
-    """Return the share of captions that break off, and the share of empty captions."""
+    """Return the shares (0 to 1) of captions that break off and of empty captions.
+
+    ``bad_endings`` is the share of captions with a last word that cannot end a caption, such as
+    "the". ``empty_captions`` is the share of captions without words.
+    """
     endings = describe_texts(sentence.caption.text for sentence in sentences)["bad_endings"]
     empty = sum(not sentence.caption.words for sentence in sentences) / len(sentences)
     return {"bad_endings": endings, "empty_captions": empty}
@@ -167,7 +201,11 @@ def summary(row: Mapping[str, Any]) -> str:
 
 
 def describe_scores(scores: Mapping[str, Any], style: str = "") -> str:
-    """Format ``score_sentences`` for the terminal. ``style`` is a suffix of the scores' names."""
+    """Format the result of ``score_sentences`` as one line for the terminal.
+
+    Metrics are shown in points, 100 times the score. ``style`` is the suffix of the scores' names
+    for one style, such as ``/coco``, or empty for the mean over styles.
+    """
     loss, perplexity = scores[f"val_loss{style}"], scores[f"perplexity{style}"]
     return (
         f"validation loss {loss:.3f} (perplexity {perplexity:.1f}), CIDEr "
