@@ -44,7 +44,8 @@ class Batch:
     image_ids: tuple[int, ...]
     """Ids of the photos, (B,)."""
     step: int = 0
-    """Index of the batch in the run, from 0. Sampled captions depend on this index."""
+    """Index of the batch in the run, from 0. Captions that the model samples during training depend
+    on this index."""
 
     @property
     def words(self) -> int:
@@ -71,7 +72,7 @@ FILLER = -1
 to the loss."""
 
 
-_ASPECT = math.log(5 / 4)  # log of the largest change of a crop's aspect ratio
+_ASPECT = math.log(5 / 4)  # logarithm of the largest change of the aspect ratio by a crop
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,10 @@ class Augmentation:
     """Largest change of brightness, contrast and saturation, as a fraction. 0 turns it off."""
 
     def augmented(self, image: Image.Image, *, seed: int, epoch: int, key: str) -> Image.Image:
-        """Return an RGB photo with random changes and the same size (``key``: ``Example.key``)."""
+        """Return an RGB photo of the same size with random changes.
+
+        The changes depend only on the seed, the epoch and the photo's key (see ``Example.key``).
+        """
         rng = random.Random(f"variation {seed} {epoch} {key}")
         if self.min_crop < 1:
             box = self._crop(image.size, rng)
@@ -107,7 +111,8 @@ class Augmentation:
     def _crop(self, size: tuple[int, int], rng: random.Random) -> tuple[float, float, float, float]:
         """Return the left, upper, right and lower edges of a random crop (pixels)."""
         area = rng.uniform(self.min_crop, 1.0)
-        # No side may exceed the photo's; limiting the aspect ratio keeps the sampled area.
+        # No side may be longer than the photo's side. Cutting the side would reduce the sampled
+        # area, so the aspect ratio is limited instead.
         limit = min(_ASPECT, -math.log(area))
         aspect = math.exp(rng.uniform(-limit, limit))
         width = math.sqrt(area * aspect) * size[0]
@@ -122,18 +127,27 @@ class Augmentation:
 class PhotoReader(Dataset[tuple[Example, Tensor]]):
     """A reader of photos that also samples their captions for an epoch.
 
-    The reader does not store the photos. The loader sends each photo to a worker when the photo is
-    needed. Otherwise, each spawned worker would start every epoch with a copy of all captions.
+    The reader does not store the list of photos. ``DataLoader`` sends each ``Example`` to a worker
+    when it is needed. Otherwise, each spawned worker would start every epoch with a copy of all
+    captions.
     """
 
     preprocessing: Preprocessing
+    """Preprocessing of the photos for the encoder."""
     max_captions: int
+    """Maximum number of captions per photo and epoch. They are chosen at random."""
     horizontal_flip: bool = False
+    """Mirror each photo with probability 1/2."""
     augmentation: Augmentation = Augmentation()
+    """Random changes to the photos."""
     seed: int = 0
+    """Seed of all random choices."""
 
     def sample(self, photo: Example, epoch: int) -> tuple[Example, bool]:
-        """Return a photo with at most ``max_captions`` of its captions, and whether to flip it."""
+        """Return a photo with the captions for an epoch, and whether to flip the photo.
+
+        At most ``max_captions`` of its captions are kept. A filler has no captions.
+        """
         if epoch == FILLER:
             return replace(photo, tokens=()), False
         rng = random.Random(f"{self.seed} {epoch} {photo.key}")
@@ -145,7 +159,8 @@ class PhotoReader(Dataset[tuple[Example, Tensor]]):
     def __getitem__(self, index: tuple[int, Example]) -> tuple[Example, Tensor]:
         """Return a photo with its captions for an epoch, and its pixels, (H, W, 3) bytes.
 
-        A damaged photo is replaced by a filler, and a warning is logged.
+        ``index`` is a pair of an epoch and a photo. A damaged photo is replaced by a filler (see
+        ``FILLER``), and a warning is logged.
         """
         epoch, photo = index
         photo, flipped = self.sample(photo, epoch)
@@ -167,7 +182,7 @@ def warn_skipped(error: ImageError) -> None:
 
 
 def collate(photos: Sequence[tuple[Example, Tensor]]) -> Batch:
-    """Combine photos, with their pixels or features, into a batch sorted by caption length."""
+    """Combine photos, each with its pixels or features, into a batch sorted by caption length."""
     captions = [sorted(photo.tokens, key=len, reverse=True) for photo, _ in photos]
     order = sorted(range(len(photos)), key=lambda b: -len(captions[b][0]) if captions[b] else 1)
     return Batch(
@@ -182,8 +197,10 @@ def pad_captions(
 ) -> Tensor:
     """Pad the captions of photos to one tensor, (B, R, T + 1), as in ``Batch.tokens``.
 
-    Captions are lists of word ids (see ``Example.tokens``). ``starts`` contains the start token of
-    each photo. None selects ``START`` for all photos.
+    Args:
+        captions: For each photo, a list of captions. A caption is a list of token ids (see
+            ``Example.tokens``).
+        starts: Start token of each photo, (B,). None selects ``START`` for all photos.
     """
     longest = max((len(words) for photo in captions for words in photo), default=1)
     tokens = torch.full((len(captions), max(1, *map(len, captions)), 1 + longest), PAD)

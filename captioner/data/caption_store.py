@@ -52,8 +52,7 @@ ALSO_REMOVES = "also removes"
 Row = dict[str, Any]
 """The result for one photo: ``{"captions": [...]}``, or ``{"error": message}`` if it failed. A
 caption with ``by_person`` counts as a text by a person, so it is written without captioner's
-mark.
-"""
+mark."""
 
 
 @dataclass(frozen=True, kw_only=True)

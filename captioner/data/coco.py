@@ -27,15 +27,21 @@ CAPTION_FIELDS: Fields = {
     "images": {"id": (int,), "file_name": (str,)},
     "annotations": {"image_id": (int,), "caption": (str,)},
 }
+"""The fields of a COCO captions file."""
 
 
 def read_coco(
     path: str | Path, fields: Fields, content: Literal["captions", "instances"]
 ) -> dict[str, Any]:
-    """Read a COCO file with captions or instances, and check the fields that the caller needs.
+    """Read a COCO file with captions or object instances, and check the fields that are needed.
 
     Whole numbers may be written as text or as 1.0, as pandas writes them. They are converted to
     integers. A caption that is null or NaN becomes empty text.
+
+    Args:
+        path: The file.
+        fields: The fields that the caller needs.
+        content: The content of the file, for error messages.
 
     Raises:
         DataError: The file is missing, is not JSON or lacks a list. An entry lacks a field or has a
@@ -68,6 +74,7 @@ def read_coco(
 
 
 _KINDS = {int: "a whole number", str: "text", list: "a list"}
+"""Names of types in error messages."""
 
 
 def _is_karpathy(data: Mapping[str, Any]) -> bool:
@@ -78,7 +85,9 @@ def _is_karpathy(data: Mapping[str, Any]) -> bool:
 
 
 def _converted(where: str, key: str, value: Any, accepted: tuple[type, ...]) -> Any:
-    """Return a value as one of the accepted types.
+    """Convert the value of a field to one of the accepted types.
+
+    ``where`` and ``key`` identify the entry and the field in the error message.
 
     Raises:
         DataError: The value cannot be converted.
@@ -92,7 +101,7 @@ def _converted(where: str, key: str, value: Any, accepted: tuple[type, ...]) -> 
 
 
 def whole_number(value: Any) -> int:
-    """Return an id as a whole number. The id may be written as 1.0 or as text.
+    """Return an id as an integer. The id may be written as 1.0 or as text.
 
     Raises:
         ValueError: The id is not a whole number.
@@ -109,7 +118,7 @@ def whole_number(value: Any) -> int:
 
 
 def caption_text(value: object) -> str:
-    """Return a caption as text. Null and NaN mark missing captions and become empty text.
+    """Return a caption as text. Null and NaN mark a missing caption and become empty text.
 
     Raises:
         ValueError: The caption is neither text nor missing.
@@ -122,7 +131,7 @@ def caption_text(value: object) -> str:
 
 
 def read_photos(annotations: Sequence[str | Path], *, renumber: bool = False) -> dict[int, Example]:
-    """Read photos and captions from COCO captions files. Duplicate file names are ignored.
+    """Read photos and captions from COCO captions files. A file that is passed twice is read once.
 
     Args:
         annotations: Paths of the files.
@@ -227,7 +236,7 @@ def locate_photos(
     Args:
         photos: Photos with their file names.
         images: Image folders, searched in order.
-        source: The annotation file, for error messages.
+        source: Name of the annotation files, for error messages.
 
     Raises:
         DataError: A folder is missing, or photos are missing from the folders.

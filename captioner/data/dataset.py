@@ -35,7 +35,9 @@ class ImportSummary:
     files: dict[str, Path] = field(default_factory=dict)
     """The file of each split. An empty split has no file."""
     photos: dict[str, int] = field(default_factory=dict)
+    """Number of photos written, by split."""
     captions: dict[str, int] = field(default_factory=dict)
+    """Number of captions written, by split."""
     empty_captions: int = 0
     """Number of captions left out because they are white space or nan."""
     photos_without_captions: int = 0
@@ -61,8 +63,8 @@ class ImportSummary:
 def prepare_dataset(options: DatasetOptions) -> ImportSummary:
     """Convert captions from any supported layout to COCO captions files.
 
-    For the steps, see `import_captions` and `write_coco`. If the source has no validation photos,
-    `split_randomly` splits its training photos.
+    `import_captions` reads the captions, and `write_coco` writes the files. If the source has no
+    validation photos, `split_randomly` splits its training photos.
     """
     photos = import_captions(options.source, options.layout, options)
     splits = {photo.split for photo in photos}
@@ -77,7 +79,7 @@ def prepare_dataset(options: DatasetOptions) -> ImportSummary:
 def split_randomly(
     photos: Sequence[Example], *, validation: float = 0.1, test: float = 0.1, seed: int = 0
 ) -> list[Example]:
-    """Split photos into train, val and test by a hash of seed and file name.
+    """Split photos randomly into train, val and test, by a hash of seed and file name.
 
     The same photos and seed result in the same splits, in any order and on any machine. Photos that
     share a file name stay together. A split gets at least one photo, unless its fraction is 0.
@@ -96,6 +98,7 @@ def split_randomly(
         )
 
     def digest(name: Path) -> bytes:
+        """Return a random sort key that depends only on the seed and the file name."""
         return hashlib.sha256(f"{seed}:{name.as_posix()}".encode(errors="surrogatepass")).digest()
 
     names = sorted({photo.path for photo in photos}, key=digest)
@@ -111,12 +114,12 @@ def split_randomly(
 
 
 def write_coco(photos: Sequence[Example], options: DatasetOptions) -> ImportSummary:
-    """Write captions_SPLIT.json for each split, in the format that pycocotools reads.
+    """Write a file captions_SPLIT.json for each split, in the format that pycocotools reads.
 
     Image ids from the source are kept. Photos without an id are numbered from ``first_id``, or from
     the largest id in the source + 1 if that is greater. White space around captions is removed. The
-    folder may already contain other splits. They must not contain any of these photos, because the
-    test set must not leak into training.
+    folder may already contain files of other splits. These files must not contain any of the
+    photos, because the test set must not leak into training.
 
     Raises:
         DataError: A file exists, a photo is in an existing split, or no photo is left.

@@ -1,9 +1,10 @@
 """Cached features of a frozen encoder, computed once and read in every epoch.
 
-    FOLDER/features.json   written first: describes how the rows were computed
+    FOLDER/features.json   the header, written first: describes how the rows were computed
     FOLDER/features.bin    rows of (L, D): the photos, then flipped versions of the first photos
     FOLDER/features.index  a `RECORD` per photo whose rows are on disk, appended block by block
 
+A row contains the features of one photo. A block contains the rows of several consecutive photos.
 A folder is complete when the index contains all photos. An interrupted run loses at most one block.
 
 Notation: N rows, B photos, L = Gh x Gw regions, D feature size.
@@ -37,6 +38,8 @@ from captioner.model.encoder import Encoder
 from captioner.model.preprocessing import Preprocessing
 
 VERSION = 2
+"""Version of the files' format. Folders of other versions count as empty."""
+
 ROWS, HEADER, INDEX = "features.bin", "features.json", "features.index"
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 COMMAND = "captioner prepare features CONFIG.yaml"
@@ -46,15 +49,18 @@ RECORD = np.dtype(
         ("size", "<i8"),  # size of the photo's file (bytes), or -1 without a file
         ("readable", "?"),  # a photo that could not be read has no rows
         ("crc", "<u4"),  # CRC-32 of the row
-        ("flipped_crc", "<u4"),
+        ("flipped_crc", "<u4"),  # CRC-32 of the flipped row
     ]
 )
+"""The index entry of a photo."""
 
 
 def feature_fingerprint(
     encoder: Encoder, preprocessing: Preprocessing, stage: str | None = None, **storage: str
 ) -> dict[str, str]:
     """Return a fingerprint of the settings that the features of photos depend on.
+
+    Cached features can be used only if this fingerprint is the same as when they were computed.
 
     Args:
         encoder: The encoder. The fingerprint contains its name and the SHA-256 of its weights, or
@@ -84,7 +90,8 @@ class FeatureCache:
 
         Args:
             folder: Folder of the features.
-            fingerprint: Expected values from `feature_fingerprint`. Values left out match anything.
+            fingerprint: Expected result of `feature_fingerprint`. A value that is left out matches
+                any value.
 
         Raises:
             DataError: The folder has no features, is incomplete or damaged, or has a different
@@ -120,18 +127,22 @@ class FeatureCache:
 
     @property
     def _recreate(self) -> str:
+        """The remedy for unusable features, for error messages."""
         return f"recreate the features with: {COMMAND} -o {self.folder} --force"
 
     def has(self, image_id: int) -> bool:
-        """Return whether the cache contains the features of a photo (not if it is unreadable)."""
+        """Return whether the cache contains the features of a photo.
+
+        The cache may list a photo without features, because the photo could not be read.
+        """
         row = self._index.get(image_id)
         return row is not None and bool(self.records[row]["readable"])
 
     def check(self, images: Sequence[Example], *, flipped: bool = False) -> None:
         """Check that the cache contains these photos and that their files have not changed.
 
-        A file with the same name and size counts as unchanged. Missing files are not an error. The
-        cache may list a photo as unreadable (see `has`).
+        A file with the same name and size counts as unchanged. It is not an error if a file is
+        missing, or if the cache lists a photo without features (see `has`).
 
         Args:
             images: The photos.
@@ -142,6 +153,7 @@ class FeatureCache:
         """
 
         def problem(image: Example) -> str:
+            """Return the predicate of an error message about a photo, or an empty text."""
             row = self._index.get(image.image_id)
             if row is None or self._names[row] != image.path.name:
                 return "are not in"
@@ -162,11 +174,11 @@ class FeatureCache:
         """Return the features of photos.
 
         Args:
-            photos: Pairs of an image id and True for the flipped photo.
+            photos: Pairs of an image id and a Boolean. True selects the flipped photo.
 
         Returns:
-            Features, (B, L, D), in the cache's dtype, in pinned memory if a GPU is available.
-            Unreadable photos have features of 0 (see `has`).
+            Features, (B, L, D), in the cache's dtype, in pinned memory if a GPU is available. They
+            are 0 for a photo that could not be read (see `has`).
 
         Raises:
             DataError: A row is damaged. Checksums are verified when a row is first read.
@@ -192,11 +204,12 @@ class FeatureCache:
 
 
 class FeatureEncoder(NamedTuple):
-    """A frozen encoder with the shape of its features."""
+    """A frozen encoder, with the preprocessing of its photos and the shape of its features."""
 
     encode: Callable[[Tensor], Tensor]
     """Function that turns pixels, (B, H, W, 3) bytes, into features, (B, L, D), on any device."""
     preprocessing: Preprocessing
+    """Preprocessing that turns a photo into pixels, (H, W, 3) bytes."""
     grid: tuple[int, int]
     """Height and width of the grid, Gh and Gw."""
     feature_dim: int
@@ -217,21 +230,24 @@ class EncodedPhoto(NamedTuple):
     size: int
     """Size of the photo's file (bytes), or -1 if the file did not exist."""
     row: bytes
+    """Features of the photo, (L, D), as bytes. Empty if the photo could not be read."""
     flipped: bytes
-    """Features of the flipped photo. Empty if the flipped photo is not encoded."""
+    """Features of the flipped photo, in the same form. Empty if it is not encoded."""
     error: str
+    """The reason why the photo could not be read, in one line. Empty if it was read."""
 
 
 Blocks = Generator[list[EncodedPhoto], None, None]
+"""A generator of blocks. Each block is a list of encoded photos, in the order of the photos."""
 
 Progress = Iterator[tuple[int, list[str]]]
 """The number of photos in each written block, with one error for each unreadable photo."""
 
 
 class FeatureWriter:
-    """A writer that fills a folder with features.
+    """A writer that fills a folder with the features of photos.
 
-    A resumed run writes the same bytes as an uninterrupted run.
+    If a run is interrupted and resumed, the files have the same bytes as without the interruption.
     """
 
     def __init__(
@@ -301,8 +317,8 @@ class FeatureWriter:
     def fill(self, batch_size: int = 32) -> Progress:
         """Encode the missing photos and write their features, while threads read photos ahead.
 
-        Each batch is one block. A resumed run therefore writes the same bytes only with the same
-        batch size.
+        Each batch is one block. Resume a run with the same batch size, because a different size may
+        change the last bits of the features.
         """
         paths = [image.path for image in self.images]
         return self.write(
@@ -315,7 +331,11 @@ class FeatureWriter:
         """Write the features of the missing photos.
 
         Args:
-            blocks: Function that yields the encoded photos in order, from the photo at an index.
+            blocks: Function that receives the index of the first missing photo, and yields this
+                photo and all photos after it in blocks.
+
+        Yields:
+            See `Progress`.
 
         Raises:
             DataError: Another process is filling the folder, or features overflow the dtype.
@@ -371,13 +391,14 @@ def encode_photos(
 ) -> Blocks:
     """Encode photos and yield a block for each batch, while threads read photos ahead.
 
-    The first ``flipped`` photos are also flipped and encoded in a separate pass.
+    The first ``flipped`` photos are also encoded as mirror images.
 
     Raises:
         DataError: Features overflow the dtype.
     """
 
     def read(path: Path) -> NDArray[np.uint8]:
+        """Return the pixels of a photo, (H, W, 3), as the encoder expects them."""
         return encoder.preprocessing.pixels(open_image(path))
 
     with closing(read_batches(read, paths, batch_size, threads=reader_threads())) as batches:
@@ -404,7 +425,16 @@ def _size(path: Path) -> int:
 def _encode(
     pixels: Mapping[int, NDArray[np.uint8]], paths: Sequence[Path], encoder: FeatureEncoder
 ) -> dict[int, bytes]:
-    """Return the features of photos in bytes, by the index of the photo in its block."""
+    """Return the features of photos as bytes, by the index of the photo in its block.
+
+    Args:
+        pixels: Pixels of the photos, (H, W, 3), by the same index.
+        paths: Paths of the block's photos, for error messages.
+        encoder: The encoder.
+
+    Raises:
+        DataError: Features overflow the dtype.
+    """
     if not pixels:
         return {}
     dtype = encoder.fingerprint["dtype"]
@@ -424,7 +454,7 @@ def _encode(
 
 
 def read_header(folder: str | Path) -> dict[str, Any]:
-    """Return the content of ``features.json``.
+    """Return the content of ``features.json`` in a folder.
 
     The result is empty if the file cannot be read or has a different version.
     """
@@ -436,7 +466,12 @@ def read_header(folder: str | Path) -> dict[str, Any]:
 
 
 def difference(held: Mapping[str, str], expected: Mapping[str, str]) -> str | None:
-    """Describe the first difference between fingerprints, or return None if they match."""
+    """Describe the first difference between fingerprints, or return None if they match.
+
+    Args:
+        held: The fingerprint of existing features.
+        expected: The fingerprint that is needed. A value that is left out matches any value.
+    """
     for name, value in expected.items():
         if held.get(name) != value:
             if name == "weights":

@@ -24,9 +24,10 @@ class Skipped:
     others: Counter[str] = field(default_factory=Counter)
     """Files that are not photos, counted by extension in lower case. The extension may be empty."""
     rest: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """All other skipped files, counted by a noun and the words that follow the noun in messages:
-    hidden photos, subfolders (without a recursive search), links to folders, and camera RAW files
-    next to their photo. Other hidden files are not counted."""
+    """All other skipped files and folders. They are counted by a noun and the words that follow the
+    noun in messages, such as ``("link", " to folders")``. They are hidden photos, links to folders,
+    camera RAW files next to their photo, and (if the search is not recursive) subfolders. Other
+    hidden files are not counted."""
     unlisted: list[str] = field(default_factory=list)
     """One message for each subfolder that cannot be listed."""
 
@@ -38,18 +39,17 @@ def find_images(
     skipped: Skipped | None = None,
     formats: tuple[PhotoFormat, ...] = FORMATS,
 ) -> list[Path]:
-    """List the photos of paths, in order. Each folder is replaced by the photos in it.
+    """Return a list of paths in which each folder is replaced by the photos in the folder.
 
-    Files and missing paths are returned unchanged, so that `open_image` reports any problem with
-    them. The photos of a folder are found by their extension (see `FORMATS`) and sorted naturally
-    (``2.jpg`` before ``10.jpg``). Hidden files are skipped, and so is camera RAW next to a photo of
-    the same name.
+    Files and missing paths are kept, so that `open_image` reports any problem with them. The photos
+    of a folder are found by their extension (see `FORMATS`) and sorted naturally (``2.jpg`` before
+    ``10.jpg``). Hidden files are skipped, and so is camera RAW next to a photo of the same name.
 
     Args:
         paths: Files and folders.
         recursive: Also search subfolders, after the folder's own photos. Links are not followed.
-        skipped: Receives the counts of skipped files. If it is None, a subfolder that cannot be
-            listed is an error.
+        skipped: Receives the counts of skipped files, and messages about subfolders that cannot be
+            listed. If it is None, such a subfolder is an error.
         formats: The formats of the files to find in folders.
 
     Raises:
@@ -80,9 +80,11 @@ def find_images(
 def _search(
     folder: Path, recursive: bool, skipped: Skipped, formats: tuple[PhotoFormat, ...]
 ) -> list[Path]:
+    """Return the photos in a folder in natural order, and count the files that are skipped."""
     found: list[Path] = []
 
     def report(error: OSError) -> None:
+        """Stop if the folder itself cannot be listed. Otherwise, record the subfolder."""
         problem = _unlisted(error)
         if Path(error.filename) == folder:
             raise DataError(problem) from error
@@ -111,7 +113,7 @@ def _search(
 
 
 PICTURE_MARK = "_attention"
-"""Suffix of the pictures that ``captioner attend`` draws. It follows the photo's name."""
+"""Text that ``captioner attend`` appends to a photo's name for the picture that it draws."""
 
 
 def without_pictures(photos: Sequence[Path]) -> list[Path]:
@@ -119,6 +121,7 @@ def without_pictures(photos: Sequence[Path]) -> list[Path]:
     known = {(photo.parent, stem) for photo in photos for stem in (photo.stem, photo.name)}
 
     def is_picture(photo: Path) -> bool:
+        """Return whether the file name is that of a picture drawn from a photo in the list."""
         source = photo.stem.removesuffix(PICTURE_MARK)
         sources = {(photo.parent, s) for s in (source, re.sub(r"_\d+$", "", source))}
         return source != photo.stem and bool(sources & known)
@@ -137,6 +140,7 @@ def without_twins(files: Sequence[str]) -> list[str]:
 
 
 def _unlisted(error: OSError) -> str:
+    """Return a message about a folder that cannot be listed."""
     return f"{error.filename}: this folder cannot be listed ({error.strerror})"
 
 
@@ -144,8 +148,15 @@ def expand_pattern(pattern: str, skipped: Skipped | None = None) -> list[str]:
     """Return the files and folders that match a pattern of local names, in natural order.
 
     Patterns work as in a shell. ``**`` matches any number of subfolders. It does not follow links
-    to folders, because they may lead in a circle. Subfolders that cannot be listed are treated as
-    in `find_images`.
+    to folders, because they may lead in a circle.
+
+    Args:
+        pattern: The pattern.
+        skipped: Receives messages about subfolders that cannot be listed. If it is None, such a
+            subfolder is an error.
+
+    Raises:
+        DataError: A subfolder cannot be listed, and ``skipped`` is None.
     """
     counted = Skipped() if skipped is None else skipped
     found = sorted(dict.fromkeys(_expand(pattern, counted)), key=natural)
@@ -155,6 +166,7 @@ def expand_pattern(pattern: str, skipped: Skipped | None = None) -> list[str]:
 
 
 def _expand(pattern: str, skipped: Skipped) -> list[str]:
+    """Return the files and folders that match a pattern, in any order and possibly repeated."""
     parts = pattern.split("/")
     if "**" not in parts:
         return glob.glob(pattern)  # noqa: PTH207 (as the shell: a/../*.jpg)
@@ -162,6 +174,7 @@ def _expand(pattern: str, skipped: Skipped) -> list[str]:
     rest, found = parts[at + 1 :] or ["*"], []
 
     def report(error: OSError) -> None:
+        """Record a subfolder that cannot be listed."""
         skipped.unlisted.append(_unlisted(error))
 
     for top in _expand("/".join([*parts[:at], ""]), skipped) if at else [""]:
@@ -173,7 +186,7 @@ def _expand(pattern: str, skipped: Skipped) -> list[str]:
 
 
 def _is_photo(name: str, skipped: Skipped, formats: tuple[PhotoFormat, ...]) -> bool:
-    """Return whether this installation can decode a file as a photo. Count all other files."""
+    """Return whether a file has one of the formats and can be decoded. Count all other files."""
     extension = Path(name).suffix.lower()
     kind = next((kind for kind in formats if extension in kind.extensions), None)
     if kind is None:
@@ -187,12 +200,12 @@ def _is_photo(name: str, skipped: Skipped, formats: tuple[PhotoFormat, ...]) -> 
 
 
 def natural(name: str) -> str:
-    """Return a key that sorts numbers by value and ignores the case of letters.
+    """Return a key that sorts names naturally: numbers by value, and letters in any case.
 
-    Names that are equal in this order are sorted by the name itself. The key is text, because a
-    list of parts would take more memory for a million names. Each number is preceded by its length
-    in three digits, so 9 sorts before 10. Three digits are enough, because names have at most 255
-    characters.
+    Names that are equal in this order are sorted by their exact spelling. The key is text, because
+    a list of parts would take more memory for a million names. Each number is preceded by its
+    length in three digits, so 9 sorts before 10. Three digits are enough, because names have at
+    most 255 characters.
     """
     padded = re.sub("0*([0-9]+)", lambda n: f"{len(n[1]):03}{n[1]}", name.casefold())
     return f"{padded}\0{name}"
@@ -208,8 +221,9 @@ class NamedFiles:
     """The files below a folder, found by their names in a table or an annotations file.
 
     A name in the table may use a different Unicode form than the name on disk, because Macs write
-    NFD. White space around the name and the spelling of invalid UTF-8 bytes may also differ. Each
-    folder is listed only once. This is faster than a system call per photo.
+    accents as separate characters (NFD). White space around the name and the spelling of invalid
+    UTF-8 bytes may also differ. Each folder is listed only once. This is faster than a system call
+    per photo.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -246,6 +260,7 @@ class NamedFiles:
         return found
 
     def _find(self, parts: Sequence[str]) -> Path | None:
+        """Return the path with these parts in the spelling on disk, or None if it is missing."""
         found = ""
         for part in parts:
             names = self._names(found)
@@ -255,7 +270,7 @@ class NamedFiles:
         return self.folder / found if found else None
 
     def _names(self, folder: str) -> dict[str, str]:
-        """Map the exact and the normalized spelling of each name in a folder to the name."""
+        """Return the names in a folder, by their exact and their normalized spelling."""
         if folder not in self._listed:
             try:
                 names = os.listdir(self.folder / folder)  # noqa: PTH208 (names, not paths)
@@ -287,4 +302,5 @@ def decoded_name(name: str) -> str:
 
 
 def _same(name: str) -> str:
+    """Return the normalized spelling of a name, in which equivalent names are equal."""
     return unicodedata.normalize("NFC", name).strip()

@@ -1,8 +1,9 @@
-"""Images in HTML files: find them, and write alternative texts into their tags.
+"""A reader of HTML files that finds images and writes alternative texts into their tags.
 
-Python's ``html.parser`` is used because it reports the position of a tag in the source and the tag
-as it was written. html5lib, lxml and selectolax report at most the line of a tag, and they rewrite
-the whole page. This module adds or replaces only the attribute ``alt`` and keeps all other bytes.
+An alternative text is the value of a tag's attribute ``alt``. This module adds or replaces only
+this attribute and keeps all other bytes. It uses Python's ``html.parser``, because this parser
+reports the position of a tag and the tag as it was written. html5lib, lxml and selectolax report at
+most the line of a tag, and they rewrite the whole page.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ from captioner.errors import DataError
 from captioner.files import read_input
 
 HAS_TEXT = "with alternative text"
+"""Category of images that already have a text."""
 LABELLED = "with a label or caption"
+"""Category of images with a label, a title or a figure caption in place of a text."""
 DECORATIVE = "decorative"
+"""Category of images that the page hides from screen readers, and of tracking pixels."""
 EMPTY = 'with alt=""'
 """Category of images with an empty text. The image is decorative, or its Markdown source,
 ``![](a.jpg)``, contains no text."""
@@ -32,7 +36,9 @@ _TEMPLATE = re.compile(r"\A\ufeff?---\r?\n|\{\{|\{%|<%|%>|<\?(?:php|=)")
 _CODE = re.compile(r"<!--.*?-->|<(code|pre|script|style)\b.*?</\1\b", re.DOTALL | re.IGNORECASE)
 """Parts of a finished page that may contain template syntax."""
 _VOID = {"area", "base", "br", "col", "hr", "img", "input", "link", "meta", "source", "wbr"}
+"""Elements without content and end tag."""
 _CANDIDATE = re.compile(r"([^\s,]\S*[^\s,])(?:\s+[\d.]+[wx])?\s*(?:,|$)")
+"""A URL in a ``srcset``, with the width or density of its picture. Group 1 is the URL."""
 _BOMS = {codecs.BOM_UTF8: "utf-8", b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 _CHARSET = re.compile(rb"<meta[^>]*charset\s*=\s*[\"']?\s*([\w-]+)", re.IGNORECASE)
 _ATTRIBUTE = re.compile(
@@ -43,8 +49,12 @@ _ATTRIBUTE = re.compile(
 
 @dataclass
 class _Element:
+    """An element of a page that may contain an image."""
+
     name: str
+    """Name of the tag in lower case."""
     attributes: dict[str, str]
+    """Value of each attribute by its name."""
     text: str = ""
     """Text inside a link or button, or the caption of a figure."""
 
@@ -83,7 +93,8 @@ class HtmlImage:
     """The reason why the image needs no text: `HAS_TEXT`, `LABELLED`, `DECORATIVE` or `EMPTY`. It
     is empty if the image needs a text."""
     link: str = ""
-    """The link or button around the image, with its text. Empty outside of links and buttons."""
+    """Description of the link or button around the image, such as ``button without text``. Empty
+    for an image outside of links and buttons."""
     needs_text: bool = False
     """True if the image is the only content of its link or button."""
 
@@ -94,7 +105,8 @@ class HtmlPage(HTMLParser):
     def __init__(self, path: str | Path) -> None:
         """Read a page and find its images.
 
-        A byte order mark or ``meta`` tag sets the encoding. The default is UTF-8, or else ASCII.
+        A byte order mark or ``meta`` tag sets the encoding. The default is UTF-8. Text that is not
+        valid in these encodings is read as ASCII, and all other bytes are kept.
 
         Raises:
             DataError: The file cannot be read, or is a template.
@@ -116,7 +128,7 @@ class HtmlPage(HTMLParser):
             self._describe(image, element)
 
     def _describe(self, image: HtmlImage, element: _Element) -> None:
-        """Record the text of the link, button or figure around an image."""
+        """Record in ``image`` the link, button or figure that contains it (``element``)."""
         text = _plain(element.text)[:80]
         if element.name == "figure":
             image.reason = LABELLED if text and image.reason in ("", EMPTY) else image.reason
@@ -131,7 +143,7 @@ class HtmlPage(HTMLParser):
             image.reason = ""
 
     def with_texts(self, texts: Iterable[tuple[HtmlImage, str]]) -> bytes:
-        """Return the page's bytes with these alternative texts, but without other changes."""
+        """Return the bytes of the page with these alternative texts, and without other changes."""
         pieces, last = [], 0
         for image, text in sorted(texts, key=lambda one: one[0].place):
             start, end = image.place
@@ -142,7 +154,7 @@ class HtmlPage(HTMLParser):
         return "".join([*pieces, self.text[last:]]).encode(self.encoding, "surrogateescape")
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Record an image, and remember the open element."""
+        """Record an image, and remember elements that have to be closed."""
         attributes = {name: (value or "").strip() for name, value in reversed(attrs)}
         element = _Element(tag, attributes)
         is_button = tag == "input" and attributes.get("type", "").lower() == "image"
@@ -194,7 +206,10 @@ class HtmlPage(HTMLParser):
             one.text += (alt or "") * one.is_control
 
     def _reason(self, given: dict[str, str], replaceable: bool) -> str:
-        """Return why an image needs no text according to its attributes (`HtmlImage.reason`)."""
+        """Return why an image needs no text according to its attributes (see `HtmlImage.reason`).
+
+        ``replaceable`` is False if ``alt`` cannot be located in the tag, and so not be replaced.
+        """
         alt, role = given.get("alt"), given.get("role")
         hidden = [one.attributes.get("aria-hidden") for one in self._open]
         hidden.append(given.get("aria-hidden"))
@@ -229,10 +244,10 @@ def _decoded(path: str | Path) -> tuple[str, str]:
 
 
 def _alt_place(tag: str, names: list[str]) -> tuple[int, int] | None:
-    """Return the start and end of ``alt`` in a tag, or None if it cannot be located.
+    """Return the start and end of the attribute ``alt`` in a tag, or None if it is not found.
 
-    ``names`` are the attributes that the parser found. In damaged markup, they differ from the
-    attributes found here, and ``alt`` cannot be located.
+    ``names`` are the names of the attributes that the parser found. In damaged markup, this
+    function finds different attributes than the parser. It then returns None.
     """
     found = [*_ATTRIBUTE.finditer(tag, re.match(r"<[^\s/>]*", tag).end())]  # type: ignore[union-attr]
     if "alt" not in names or [one[1].lower() for one in found] != names:
@@ -251,6 +266,6 @@ def _plain(text: str) -> str:
 
 
 def _candidates(attributes: dict[str, str]) -> list[str]:
-    """Return the URLs in a ``srcset``, starting with the last. It is usually the largest."""
+    """Return the URLs in a ``srcset``. The last, usually of the largest picture, comes first."""
     given = attributes.get("srcset") or attributes.get("data-srcset", "")
     return _CANDIDATE.findall(given)[::-1]

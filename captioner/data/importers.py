@@ -1,5 +1,7 @@
 """Readers of caption data sets. They return photos with captions and splits from many layouts.
 
+A layout is a combination of files and a file format:
+
     layout      source                                                            splits
     karpathy    dataset_coco.json, dataset_flickr8k.json, dataset_flickr30k.json  train, val, test
     flickr8k    Flickr8k.token.txt with Flickr_8k.*Images.txt next to it          as listed
@@ -11,7 +13,8 @@
     pairs       folder of photos, each with its captions in a text file           none
     coco        COCO captions file                                                none
 
-Photos without a split get the split ``"all"``. Empty captions are kept, except in COCO files.
+The column "splits" shows which splits a layout may contain. Photos without a split get the split
+``"all"``. Empty captions are kept, except in COCO files.
 `captioner.data.dataset` splits, filters and writes the photos.
 """
 
@@ -37,7 +40,7 @@ from captioner.errors import ConfigError, DataError
 from captioner.files import read_input
 
 USUAL = ColumnOptions()
-
+"""Options that select columns by their usual names, such as ``file`` and ``caption``."""
 
 Reader: TypeAlias = Callable[[Path, ColumnOptions], Iterator[tuple[str, Example]]]
 """Function that yields photos. Each photo comes with its place for messages, such as
@@ -47,7 +50,15 @@ Reader: TypeAlias = Callable[[Path, ColumnOptions], Iterator[tuple[str, Example]
 def import_captions(
     source: str | Path, layout: str = "auto", columns: ColumnOptions = USUAL
 ) -> list[Example]:
-    """Read the captions of a file or folder (see `find_source`) in a layout of `IMPORTERS`.
+    """Read the photos and captions from a file or folder.
+
+    Args:
+        source: The file or folder. In a folder, `find_source` finds the captions file.
+        layout: A key of `IMPORTERS`, or ``auto`` to detect the layout.
+        columns: Names of the columns in a table.
+
+    Returns:
+        The photos in the order of the source, each with all its captions.
 
     Raises:
         ConfigError: Columns are named for a layout without columns.
@@ -86,12 +97,13 @@ def _example(
 
 
 def _read_coco(path: Path, _: ColumnOptions) -> Iterator[tuple[str, Example]]:
+    """Read a COCO captions file."""
     for image_id, photo in read_photos([path]).items():
         yield str(path), _example(str(photo.path), photo.captions, image_id=image_id)
 
 
 def _read_karpathy(path: Path, _: ColumnOptions) -> Iterator[tuple[str, Example]]:
-    """Read the splits of Karpathy and Fei-Fei (2015). Add ``restval`` to the training split."""
+    """Read the splits of Karpathy and Fei-Fei (2015). The split ``restval`` becomes ``train``."""
     for number, image in enumerate(read_json(path).get("images") or [None]):
         where = f"{path}: images[{number}]"
         try:
@@ -117,8 +129,8 @@ _DUPLICATE = re.compile(r"(\.jpe?g)\.\d+$", re.IGNORECASE)
 def _read_flickr8k(path: Path, _: ColumnOptions) -> Iterator[tuple[str, Example]]:
     """Read Flickr8k as published. Flickr30k's .token file has the same format.
 
-    A duplicate file (``2258277193_586949ec62.jpg.1``) counts as the original photo. If files
-    list the photos of each split, unlisted photos are left out.
+    A duplicate name (``2258277193_586949ec62.jpg.1``) counts as the original photo. If there are
+    files next to it that list the photos of each split, unlisted photos are left out.
     """
     captions: dict[str, list[str]] = {}
     for number, line in _lines(read_text(path)):
@@ -165,8 +177,11 @@ def read_table(
     """Yield each row of a table with its place for messages, such as ``captions.csv:12``.
 
     A row maps column names in lower case to values. In tables separated by commas or semicolons,
-    quotes work as in RFC 4180. In tables separated by tabs or ``|``, as Flickr30k's results.csv,
-    only quotes around a whole field count.
+    quotes work as in RFC 4180. In tables separated by tabs or ``|``, such as Flickr30k's
+    results.csv, only quotes around a whole field count.
+
+    Raises:
+        DataError: The table cannot be read, or a row has too few or too many fields.
     """
     text = read_text(path, line_ends=True)
     separator, _ = _header(text, columns)
@@ -198,7 +213,7 @@ def unchanged_captions(
 ) -> dict[tuple[str, str], float | None]:
     """Return the captions of a CSV file that nobody has changed since captioner wrote it.
 
-    The column ``digest`` shows this. Other files have no such captions.
+    The column ``digest`` shows this. For files without this column, the result is empty.
 
     Returns:
         The confidence of each caption, by photo and caption. It is None if it is unknown.
@@ -221,7 +236,7 @@ def _header(text: str, columns: ColumnOptions) -> tuple[str, list[str]]:
     """Return the separator of a table and its columns.
 
     The separator is the character that splits the header into a file column and a caption column.
-    If no character does, the separator is the character that results in most columns.
+    If no character does this, the character that results in the most columns is used.
     """
     header = re.split(r"[\r\n]", text.lstrip("\r\n"), maxsplit=1)[0].split("\0", 1)[0][
         : csv.field_size_limit()
@@ -231,7 +246,7 @@ def _header(text: str, columns: ColumnOptions) -> tuple[str, list[str]]:
 
 
 def _read_jsonl(path: Path, columns: ColumnOptions) -> Iterator[tuple[str, Example]]:
-    """Read one object per photo or caption. The caption may be a list of captions."""
+    """Read JSON Lines with one object per photo or caption. An object may have several captions."""
     for number, line in _lines(read_text(path)):
         try:
             record = dict(json.loads(line))
@@ -244,7 +259,7 @@ def _read_jsonl(path: Path, columns: ColumnOptions) -> Iterator[tuple[str, Examp
 
 
 def _read_json(path: Path, columns: ColumnOptions) -> Iterator[tuple[str, Example]]:
-    """Read a list of objects as in JSON Lines, or an object of captions by file name."""
+    """Read JSON: a list of objects as in JSON Lines, or an object with captions by file name."""
     content = _parse_json(path, read_text(path))
     if isinstance(content, dict):
         content = [{"file": name, "caption": texts} for name, texts in content.items()]
@@ -259,6 +274,11 @@ def _read_json(path: Path, columns: ColumnOptions) -> Iterator[tuple[str, Exampl
 
 
 def _parse_json(path: Path, text: str) -> Any:
+    """Return the value in the text of a JSON file.
+
+    Raises:
+        DataError: The text is not valid JSON.
+    """
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -275,7 +295,7 @@ def _read_pairs(path: Path, _: ColumnOptions) -> Iterator[tuple[str, Example]]:
 
 
 def _has_pairs(folder: Path) -> bool:
-    """Return whether a photo in a folder or its subfolders has a text file with its name."""
+    """Return whether a folder or a subfolder contains a photo with a text file of the same name."""
     stems = {file.with_suffix("") for file in folder.rglob("*.txt")}
     return bool(stems) and any(
         file.with_suffix("") in stems and format_by_name(file.name) for file in folder.rglob("*")
@@ -285,7 +305,8 @@ def _has_pairs(folder: Path) -> bool:
 def _read_imagefolder(path: Path, columns: ColumnOptions) -> Iterator[tuple[str, Example]]:
     """Read an image folder of Hugging Face ``datasets``.
 
-    The metadata files are in the folder, or else in its split folders.
+    The files metadata.jsonl or metadata.csv are in the folder itself, or else in a subfolder for
+    each split.
     """
     files = _metadata_files(path)
     if not files:
@@ -303,14 +324,23 @@ def _read_imagefolder(path: Path, columns: ColumnOptions) -> Iterator[tuple[str,
 
 
 def _metadata_files(folder: Path) -> list[Path]:
-    """Return the metadata files of an image folder, or else of its split folders."""
+    """Return the metadata file of an image folder, or else the files of its split folders."""
     files = [file for kind in ("jsonl", "csv") for file in folder.glob(f"metadata.{kind}")]
     of_splits = [file for kind in ("jsonl", "csv") for file in folder.glob(f"*/metadata.{kind}")]
     return files[:1] or [file for file in sorted(of_splits) if file.parent.name.lower() in _SPLITS]
 
 
 def _row(where: str, record: dict[str, Any], columns: ColumnOptions) -> Example:
-    """Return the photo that a row describes. ``record`` maps columns to values."""
+    """Return the photo that a row describes.
+
+    Args:
+        where: Place of the row, for error messages.
+        record: Values of the row by column.
+        columns: Names of the columns.
+
+    Raises:
+        DataError: A column is missing, or a value has the wrong type.
+    """
     found = _find(record, columns, where)
     name, caption = record[found["file"]], record[found["caption"]]
     texts = caption if isinstance(caption, list) else [caption]
@@ -326,6 +356,11 @@ def _row(where: str, record: dict[str, Any], columns: ColumnOptions) -> Example:
 
 
 def _split(where: str, name: Any) -> str:
+    """Return a split by any of its usual names. None becomes ``UNSPLIT``.
+
+    Raises:
+        DataError: The name is unknown.
+    """
     known = UNSPLIT if name is None else _SPLITS.get(str(name).strip().lower())
     if known is None:
         raise DataError(f"{where}: the split {name!r} is unknown; use one of: {', '.join(_SPLITS)}")
@@ -333,9 +368,16 @@ def _split(where: str, name: Any) -> str:
 
 
 def _find(names: Iterable[str], columns: ColumnOptions, where: str = "") -> dict[str, str]:
-    """Return the names of the file column and the caption column.
+    """Return the names of the file column and the caption column, by ``file`` and ``caption``.
 
-    If ``where``, a place for messages, is set, both columns must exist.
+    Args:
+        names: Names of all columns.
+        columns: Names that the user chose.
+        where: Place in the file for error messages. If it is empty, a missing column is left out of
+            the result instead of causing an error.
+
+    Raises:
+        DataError: A column is missing.
     """
     lower = {name.strip().lower(): name for name in reversed(list(names))}
     found = {}
@@ -366,6 +408,9 @@ def read_text(path: str | Path, *, line_ends: bool = False) -> str:
 
     Line ends become ``\\n``. If ``line_ends`` is True, they are kept, because a name in a CSV file
     may contain a line end.
+
+    Raises:
+        DataError: The file cannot be read, is empty, or does not contain UTF-8 text.
     """
     content = read_input(path, "the file with the captions")
     for beginning, kind in _BINARY.items():
@@ -383,7 +428,7 @@ def read_text(path: str | Path, *, line_ends: bool = False) -> str:
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the number and the text of every line that is not blank."""
+    """Yield the number (from 1) and the text of every line that is not blank."""
     return ((n, line) for n, line in enumerate(text.split("\n"), start=1) if line.strip())
 
 
@@ -419,9 +464,10 @@ IMPORTERS: dict[str, Reader] = {
 
 
 def find_source(path: str | Path, layout: str = "auto") -> Path:
-    """Return the captions file of a folder.
+    """Return the captions file in a folder.
 
-    Files, image folders and folders of photos with text files are returned unchanged.
+    The path itself is returned if it is a file, an image folder, or a folder of photos with text
+    files.
 
     Raises:
         DataError: The folder has no captions file, or several token files without
@@ -452,8 +498,9 @@ def find_source(path: str | Path, layout: str = "auto") -> Path:
 def photo_folder(source: Path, given: str | None, columns: ColumnOptions = USUAL) -> Path:
     """Return the folder that contains the photos of a source.
 
-    This is ``given``, if it is set. Otherwise, it is the source's own folder or the current folder,
-    whichever contains a photo.
+    This is ``given``, if it is set. Otherwise, it is the first of these folders that contains a
+    photo of the source: the source's own folder and the current folder. If both contain no photo,
+    it is the source's own folder.
     """
     own = source if source.is_dir() else source.parent
     if given:
@@ -482,9 +529,9 @@ def _detect_json(path: Path, text: str) -> str | None:
 
 
 def detect_layout(path: Path, columns: ColumnOptions = USUAL) -> str:
-    """Detect the layout of a file or folder by its name and content (a key of `IMPORTERS`).
+    """Return the layout of a file or folder, a key of `IMPORTERS`, from its name and content.
 
-    If columns are named, a text file counts as a table.
+    If the user names columns, a text file of unknown layout counts as a table.
 
     Raises:
         DataError: The layout is unknown, or the file cannot be read.

@@ -1,4 +1,8 @@
-"""The images of a static site that lack an alternative text."""
+"""Functions that find the images of a static site that lack an alternative text.
+
+Alternative texts (the attribute ``alt``) are suggested by a model and reviewed by a person in a
+table. `captioner.data.site_texts` then writes them into the pages.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from captioner.data.images import image_size
 from captioner.errors import DataError, ImageError
 
 PAGES = (".html", ".htm")
+"""File name extensions of pages."""
 _NO_URL = "http://site.invalid/"
 _ALONE = f"{EMPTY} in a link or button without text"
 _MISSING = "without alternative text"
@@ -30,9 +35,9 @@ class SiteImage:
     image: str
     """Path of the picture, relative to the site's folder, or URL of a picture outside the site."""
     link: str
-    """The link or button around the image, with its text. Empty outside of links and buttons."""
+    """Description of the link or button around the image (see ``HtmlImage.link``)."""
     note: str
-    """The reason why there is no suggestion. Empty if there is a suggestion."""
+    """The reason why no text can be suggested, such as a missing file. Otherwise empty."""
     before: str
     """State of the attribute ``alt`` in the page: ``missing``, or ``empty`` for ``alt=""``."""
     alt: str = ""
@@ -44,7 +49,8 @@ class SiteImage:
     tag: str = ""
     """The image's tag without ``alt``. It identifies the image when the text is written."""
     suggested: str | None = ""
-    """The suggested text, to detect that a person changed it. None if it is unknown."""
+    """The text that the model suggested, to detect that a person has changed it. None if the table
+    lacks it."""
 
     def row(self) -> dict[str, str]:
         """Return the image as a row of the review table."""
@@ -71,10 +77,10 @@ class SiteImages:
     images: list[SiteImage] = field(default_factory=list)
     """The images, in the order of the pages."""
     counts: Counter[str] = field(default_factory=Counter)
-    """Number of images by category, such as ``decorative`` or ``with alternative text``."""
+    """Number of all images of the site by category, such as ``decorative``."""
     problems: list[str] = field(default_factory=list)
-    """One line for each page or picture that could not be read. Pictures on other servers and
-    pictures in unsupported formats only have a note."""
+    """One line for each page or picture that cannot be read. Pictures on other servers, inside the
+    page or in unsupported formats only have a note."""
 
     def files(self) -> list[Path]:
         """Return the files of the pictures to caption, without duplicates."""
@@ -83,14 +89,14 @@ class SiteImages:
 
 
 def find_site_images(found: SiteImages, url: str | None = None, *, empty: bool = False) -> None:
-    """Add the images of a site that lack an alternative text.
+    """Find the images of a site that lack an alternative text, and add them to ``found``.
 
     Images with ``alt=""`` are added if they are the only content of a link or button.
 
     Args:
-        found: The site, without images yet.
+        found: The site. Its images, counts and problems are filled in.
         url: Web address of the site folder, if pages refer to pictures by full URLs.
-        empty: Also add all other images with ``alt=""``.
+        empty: Add all other images with ``alt=""`` too.
 
     Raises:
         DataError: The pages have no images.
@@ -130,11 +136,18 @@ def find_site_images(found: SiteImages, url: str | None = None, *, empty: bool =
 def _find(
     files: NamedFiles, root: str, name: str, page: HtmlPage, image: HtmlImage
 ) -> tuple[str, str, bool]:
-    """Find the picture of an image.
+    """Find the file of an image.
+
+    Args:
+        files: Files of the site.
+        root: Web address of the site folder, with a slash at its end.
+        name: Path of the page, relative to the site folder.
+        page: The page.
+        image: The image.
 
     Returns:
-        The path of the picture in the site, or else its name or URL. Then the reason why the
-        picture cannot be read (or an empty text), and True if its file is missing.
+        The path of the file in the site, or else its name or URL. Then the reason why the file
+        cannot be used (or an empty text), and True if the file is missing from the site.
     """
     problems = []
     for source in image.sources:
@@ -161,6 +174,7 @@ def _find(
 
 
 def _is_pixel(file: Path) -> bool:
+    """Return whether an image file is at most one pixel wide or high, as tracking pixels are."""
     try:
         return is_tiny(*image_size(file))
     except ImageError:

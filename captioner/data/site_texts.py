@@ -28,7 +28,9 @@ class WrittenTexts:
 
 
 def read_reviewed(table: str | Path) -> tuple[list[SiteImage], list[str]]:
-    """Return the reviewed images of a table, and one line for each row with a problem.
+    """Return the images in a review table that a person has reviewed, and a list of problems.
+
+    A problem is one line about a row, such as a text that was changed but not marked as reviewed.
 
     Raises:
         DataError: The table cannot be read.
@@ -55,7 +57,9 @@ def read_reviewed(table: str | Path) -> tuple[list[SiteImage], list[str]]:
 
 
 def write_texts(site: Path, images: Iterable[SiteImage]) -> WrittenTexts:
-    """Write texts into image tags that have not changed since the review.
+    """Write reviewed texts into the pages of a site.
+
+    A text is written only if the image's tag has not changed since the table was made.
 
     Args:
         site: Folder of the finished site. Only pages below it are written.
@@ -97,7 +101,10 @@ def _texts(
 ) -> tuple[list[tuple[HtmlImage, str]], int]:
     """Return the texts to write into a page, and the number of texts already in the page.
 
-    A problem is added for each text whose tag is not found.
+    Args:
+        page: The page as it is now.
+        listed: Reviewed images of this page.
+        problems: Receives one line for each text that cannot be written.
     """
     texts: list[tuple[HtmlImage, str]] = []
     kept, free = 0, [*page.images]
@@ -124,7 +131,7 @@ def _texts(
 
 
 def _is_open(image: HtmlImage, wanted: SiteImage) -> bool:
-    """Return whether an image still lacks a text, as it did when it was listed."""
+    """Return whether an image in a page still lacks a text, as it did when the table was made."""
     if wanted.before == "empty":
         return image.alt == "" and image.reason in ("", EMPTY) and image.link == wanted.link
     return image.alt is None and not image.reason and image.link == wanted.link
