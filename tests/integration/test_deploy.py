@@ -9,11 +9,13 @@ import re
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPResponse
+from pathlib import Path
 
 import httpx
 import pytest
@@ -25,7 +27,8 @@ from captioner.serving.server import free_address
 
 DEPLOY = ROOT / "deploy"
 PHOTOS = sorted((ROOT / "assets" / "examples").glob("*.jpg"))
-OPTIONS = ["--root-path", "/captioner", "--allow-host", "photos.example.org"]
+NAME = "photos.example.org"
+OPTIONS = ["--root-path", "/captioner", "--allow-host", NAME]
 
 
 @pytest.mark.slow
@@ -38,10 +41,9 @@ def test_server_behind_a_proxy_with_a_prefix(serve, proxy, tiny, tmp_path):
         pytest.skip(f"{proxy} is not installed: apt-get install {proxy}")
     server = serve(*OPTIONS, "--trust-proxy", "127.0.0.1")
     port = free_address("127.0.0.1", 0)[1]
-    name = {"nginx": "nginx.conf", "caddy": "Caddyfile"}[proxy]
-    text = (DEPLOY / name).read_text().replace("8080", str(port))
-    config = tmp_path / name
-    config.write_text(text.replace("127.0.0.1:8000", server.url.removeprefix("http://")))
+    host, small = f"{NAME}:{port}", (tiny.photos / "1.png").read_bytes()
+    config = tmp_path / "config"
+    config.write_text(proxy_config(proxy, port, server.url, tmp_path))
     user = "user root;" if os.geteuid() == 0 else ""  # large bodies are written to tmp_path
     command = {
         "nginx": [program, "-p", str(tmp_path), "-c", str(config), "-g", f"daemon off; {user}"],
@@ -51,10 +53,15 @@ def test_server_behind_a_proxy_with_a_prefix(serve, proxy, tiny, tmp_path):
     running = subprocess.Popen(
         command, cwd=tmp_path, stdout=log, stderr=log, env=os.environ | {"HOME": str(tmp_path)}
     )
-    host, small = f"photos.example.org:{port}", (tiny.photos / "1.png").read_bytes()
+    trusted = ssl.create_default_context(cafile=tmp_path / "fullchain.pem")
     try:
         with httpx.Client(
-            base_url=f"http://127.0.0.1:{port}", headers={"Host": host}, trust_env=False, timeout=60
+            base_url=f"https://127.0.0.1:{port}",
+            headers={"Host": host},
+            verify=trusted,
+            trust_env=False,
+            timeout=60,
+            event_hooks={"request": [lambda one: one.extensions.update(sni_hostname=NAME)]},
         ) as client:
             for _ in range(300):
                 try:
@@ -63,8 +70,9 @@ def test_server_behind_a_proxy_with_a_prefix(serve, proxy, tiny, tmp_path):
                 except httpx.TransportError:
                     time.sleep(0.1)
             assert page.status_code == 200, (tmp_path / "log").read_text()
+            assert page.headers["strict-transport-security"] == "max-age=31536000"
             assert client.get("/captioner").headers["location"].endswith("/captioner/")
-            own = {"Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}
+            own = {"Origin": f"https://{host}", "Sec-Fetch-Site": "same-origin"}
             response = client.post("/captioner/v1/captions", content=small, headers=own)
             assert response.status_code == 200, response.text
             other = {"Origin": "http://evil.example"}
@@ -95,13 +103,34 @@ def test_server_behind_a_proxy_with_a_prefix(serve, proxy, tiny, tmp_path):
             lines = [json.loads(line)["status"] for line in batch.iter_lines()]
             assert (batch.status_code, lines) == (200, [200, 200]), batch.text
             for spelling in METRICS:
-                assert "captioner_requests" not in raw_get(port, host, spelling), spelling
+                found = raw_get(port, host, spelling, trusted)
+                assert "captioner_requests" not in found, spelling
             assert "captioner_requests" in httpx.get(f"{server.url}/metrics", trust_env=False).text
     finally:
         running.terminate()
         running.wait(30)
         log.close()
     assert server.stop(15)[0] == 0
+
+
+def proxy_config(proxy: str, port: int, server: str, folder: Path) -> str:
+    """Return a configuration in deploy/ for a port of this machine, with a new certificate."""
+    request = "req -x509 -newkey rsa:2048 -nodes -days 1 -keyout privkey.pem -out fullchain.pem"
+    subject = ["-subj", f"/CN={NAME}", "-addext", f"subjectAltName=DNS:{NAME}"]
+    subprocess.run(["openssl", *request.split(), *subject], cwd=folder, check=True)
+    text = (DEPLOY / {"nginx": "nginx.conf", "caddy": "Caddyfile"}[proxy]).read_text()
+    text = text.replace("127.0.0.1:8000", server.removeprefix("http://"))
+    if proxy == "caddy":
+        local = f"https://{NAME}:{port} {{\n\tbind 127.0.0.1\n\ttls fullchain.pem privkey.pem"
+        return "{\n\tadmin off\n\tauto_https off\n}\n" + text.replace(f"{NAME} {{", local)
+    text = re.sub(r"listen \[::\].*", "", text).replace(
+        f"/etc/letsencrypt/live/{NAME}", str(folder)
+    )
+    text = text.replace("listen 443", f"listen 127.0.0.1:{port}")
+    text = text.replace("listen 80;", f"listen 127.0.0.1:{free_address('127.0.0.1', 0)[1]};")
+    kinds = "client_body", "proxy", "fastcgi", "uwsgi", "scgi"
+    folders = "".join(f"{kind}_temp_path {kind};" for kind in kinds)
+    return f"pid pid; error_log stderr; events {{}}\nhttp {{ {folders}\n{text}}}\n"
 
 
 METRICS = [
@@ -134,10 +163,13 @@ def chat(url: str) -> dict[str, object]:
     return {"messages": [{"content": [{"type": "image_url", "image_url": {"url": url}}]}]}
 
 
-def raw_get(port: int, host: str, path: str) -> str:
+def raw_get(port: int, host: str, path: str, trusted: ssl.SSLContext) -> str:
     """Return the body of the response to a raw GET request that asks to leave out a header."""
     head = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close, x-forwarded-for\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", port), 60) as connection:
+    with (
+        socket.create_connection(("127.0.0.1", port), 60) as plain,
+        trusted.wrap_socket(plain, server_hostname=NAME) as connection,
+    ):
         connection.sendall(head.encode())
         response = HTTPResponse(connection)
         response.begin()
