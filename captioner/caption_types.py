@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from captioner.errors import ConfigError
 from captioner.geometry import Geometry
-from captioner.hints import Hinting
+from captioner.hints import Hinting, hinted
 from captioner.text.vocabulary import content_words
 
 # Tokens that the Penn Treebank splits off words.
@@ -27,6 +27,7 @@ CONJUNCTIONS = ("and", "or")
 """Words that join two content words of one phrase."""
 
 
+@hinted
 class CropBox(NamedTuple):
     """The part of a photo that the encoder saw, as fractions of the photo's width and height."""
 
@@ -134,6 +135,7 @@ _MAPS = "the maps are in alphas; captioner.overlay(photo, caption) draws them"
 _DRAW = "use captioner.overlay(photo, caption).show()"
 
 
+@hinted
 @dataclass(frozen=True, eq=False, repr=False)
 class Caption(Hinting):
     """A caption of one photo: T words, with attention over a grid of Gh x Gw regions."""

@@ -1,4 +1,4 @@
-"""One-line errors for names that do not exist, with the name that the user probably meant.
+"""One-line errors for unknown names and wrong calls, with what the user probably meant.
 
 People guess names that other libraries use, such as ``num_beams`` for ``beam_size``. A comparison
 of spellings would not find these, so the tables in this module translate them. Each table maps a
@@ -7,12 +7,16 @@ guessed name to the name in captioner, or to advice if captioner has no such nam
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from captioner.errors import ConfigError
 from captioner.messages import either
 from captioner.schema import similar
+
+C = TypeVar("C", bound=Callable[..., Any])
 
 _ON_LOAD = "pass it to captioner.load()"
 
@@ -74,6 +78,10 @@ FUNCTIONS: Mapping[str, str] = {
 """Functions and classes in other libraries, mapped to captioner's function or to advice."""
 
 
+_TABLES = {"load": LOAD_OPTIONS, "SearchOptions": SEARCH_OPTIONS}
+"""Names of functions and classes, mapped to the table for their arguments."""
+
+
 class Hinting:
     """A base class that suggests the right name when an unknown attribute is accessed."""
 
@@ -111,3 +119,76 @@ def unknown_option(name: str, known: Iterable[str], usual: Mapping[str, str]) ->
     """Return the error for an unknown option. For the arguments see `hint_for`."""
     hint = hint_for(name, known, usual).replace("it has ", "use one of ")
     return ConfigError(f"unknown option {name}; {hint}")
+
+
+def hinted(public: C) -> C:
+    """Decorate a public function or class, so that a wrong call raises a one-line `ConfigError`.
+
+    Python reports missing, unknown and superfluous arguments by a TypeError that neither suggests
+    the right name nor shows how to call the function. Signature and types stay unchanged. In a
+    class, the decorator applies to the creation of instances and to the class's own public methods.
+    """
+    if not inspect.isclass(public):
+        return _hinted(public, public.__name__)
+    for name, member in [*vars(public).items()]:
+        function = getattr(member, "__func__", member)  # of a static method or class method
+        creates = name in ("__init__", "__new__")
+        if inspect.isfunction(function) and (creates or name == "__call__" or name[0] != "_"):
+            shown = public.__name__ if creates else function.__name__
+            wrapped: Any = _hinted(function, shown, skip=1)
+            setattr(public, name, wrapped if function is member else type(member)(wrapped))
+    return public
+
+
+def _hinted(function: C, name: str, skip: int = 0) -> C:
+    """Wrap a function that messages call ``name``, without its first ``skip`` parameters."""
+
+    @functools.wraps(function)
+    def call(*given: Any, **named: Any) -> Any:
+        try:
+            return function(*given, **named)
+        except TypeError:
+            if (problem := _wrong_call(function, name, skip, given, named)) is None:
+                raise  # the function's own error
+        raise problem
+
+    return call  # type: ignore[return-value]
+
+
+def _wrong_call(
+    function: Callable[..., Any],
+    name: str,
+    skip: int,
+    given: Sequence[Any],
+    named: Mapping[str, Any],
+) -> ConfigError | None:
+    """Return the error for arguments that a function does not accept, or None if it does."""
+    signature = inspect.signature(function)
+    parameters = [*signature.parameters.values()][skip:]
+    variable = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    known = [one.name for one in parameters if one.kind not in variable]
+    form = f"{name}({', '.join(map(_shown, parameters))})"
+    try:
+        bound = signature.bind_partial(*given, **named).arguments
+    except TypeError as error:
+        if "unexpected" in str(error):
+            unknown = next(one for one in named if one not in known)
+            hint = hint_for(unknown, known, _TABLES.get(name, {}))
+            hint = f"use {form}" if hint.startswith("it has ") else hint
+            return ConfigError(f"unknown option {unknown}; {hint}")
+        return ConfigError(f"{name}() got {error}; use {form}")
+    missing = [
+        one.name
+        for one in parameters
+        if one.name in known and one.default is one.empty and one.name not in bound
+    ]
+    if not missing:
+        return None
+    return ConfigError(f"{name}() was called without {', '.join(missing)}; use {form}")
+
+
+def _shown(parameter: inspect.Parameter) -> str:
+    """Return how a call spells a parameter: ``photo``, ``labels=...`` or ``**options``."""
+    if parameter.kind is parameter.KEYWORD_ONLY or parameter.default is not parameter.empty:
+        return f"{parameter.name}=..."
+    return str(parameter.replace(annotation=parameter.empty))  # with its asterisks

@@ -16,7 +16,7 @@ from annotated_types import Ge, Gt, Interval
 
 from captioner.errors import ConfigError
 from captioner.hardware import Precision
-from captioner.hints import SEARCH_OPTIONS, unknown_option
+from captioner.hints import SEARCH_OPTIONS, hinted, unknown_option
 from captioner.schema import (
     Checked,
     File,
@@ -268,6 +268,7 @@ class DecoderConfig(Checked):
     """Apply layer normalization to the LSTM's gates and cell (Ba et al. 2016)."""
 
 
+@hinted
 @dataclass(frozen=True)
 class FaithfulnessOptions(Checked):
     """Faithfulness of explanations."""
@@ -302,6 +303,7 @@ _BEAMS = Untrusted(request="max_beam", model=64)
 _Words = Annotated[tuple[str, ...], Shown("WORDS"), Role.WHOLE_WORDS]
 
 
+@hinted
 @dataclass(frozen=True)
 class SearchOptions(Checked):
     """Search options: greedy search, beam search or sampling."""
@@ -609,6 +611,7 @@ class SelfCriticalConfig(Checked):
             )
 
 
+@hinted
 @dataclass
 class TrainConfig:
     """A training run. Its settings are saved in the run folder."""

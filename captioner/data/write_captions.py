@@ -36,7 +36,7 @@ from captioner.data.importers import (
 from captioner.data.options import ColumnOptions
 from captioner.data.photo_metadata import NotEditableError, find_inside, require_exiftool
 from captioner.errors import CaptionerError, ConfigError, DataError
-from captioner.hints import unknown_option
+from captioner.hints import hinted, unknown_option
 from captioner.messages import counted, first_of
 from captioner.schema import build_options, option_fields, taken
 
@@ -54,6 +54,7 @@ _Caption = dict[str, Any]
 # --- functions of the package ---------------------------------------------------------------------
 
 
+@hinted
 def write_caption(
     photo: str | os.PathLike[str],
     caption: Caption | str,
@@ -94,6 +95,7 @@ def write_caption(
     return store.target(path) if store.written else None
 
 
+@hinted
 def remove_caption(photo: str | os.PathLike[str], *, exiftool: bool = False) -> int:
     """Remove the captions that captioner wrote, from a photo and its XMP sidecars.
 
@@ -127,6 +129,7 @@ class Applied(NamedTuple):
     """One line for each photo that is missing or could not be written."""
 
 
+@hinted
 def apply_captions(
     captions: str | os.PathLike[str],
     *,

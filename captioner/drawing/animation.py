@@ -29,6 +29,7 @@ from captioner.drawing import heatmap, style
 from captioner.drawing.drawing import Drawing, check_captions, check_size
 from captioner.drawing.options import AnimationOptions
 from captioner.drawing.picture_files import base64_uri, encoded
+from captioner.hints import hinted
 from captioner.schema import build_options
 
 _MAX_SIDE = 16_383  # pixels; the largest side that WebP supports
@@ -281,6 +282,7 @@ def _arrange(caption: Caption, size: int, width: int) -> list[tuple[float, int, 
     return arranged
 
 
+@hinted
 def animate(photo: Photo, caption: Caption, **options: Any) -> Animation:
     """Animate the attention of a caption, word by word.
 

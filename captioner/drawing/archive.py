@@ -20,10 +20,12 @@ from captioner.caption_types import Caption, LeftOut
 from captioner.data.images import image_size
 from captioner.drawing.drawing import Drawing, check_captions
 from captioner.errors import ConfigError
+from captioner.hints import hinted
 
 FORMAT_VERSION = 1
 
 
+@hinted
 class MapArchive(Drawing):
     """An archive of captions and their attention maps, saved as ``.npz``."""
 

@@ -10,8 +10,10 @@ from typing import ClassVar
 from captioner.caption_types import Caption
 from captioner.errors import ConfigError
 from captioner.files import atomic_write
+from captioner.hints import hinted
 
 
+@hinted
 class Drawing(ABC):
     """A figure, animation, page or archive that can be saved or shown in a notebook."""
 

@@ -18,6 +18,7 @@ from captioner.drawing.options import ON_AXES, FigureOptions
 from captioner.drawing.picture_files import encoded
 from captioner.drawing.viewer import show_figure
 from captioner.errors import ConfigError
+from captioner.hints import hinted
 from captioner.schema import build_options, marked
 from captioner.text.tokenizer import normalize, tokenize
 from captioner.text.vocabulary import content_words
@@ -33,6 +34,7 @@ _MAX_PIXELS = 89_478_485  # what Pillow reads without a warning; twice that need
 _POSITIONS = re.compile(r"\s*(\d+)(?:\s*[-–]\s*(\d+))?\s*")
 
 
+@hinted
 class Figure(Drawing):
     """A figure, saved in pixels (``.png``, ``.jpg``) or as vectors (``.svg``, ``.pdf``)."""
 
@@ -77,6 +79,7 @@ class Figure(Drawing):
         return self.encode(".png")
 
 
+@hinted
 def overlay(
     photo: Photo,
     captions: Caption | Sequence[Caption],

@@ -36,6 +36,7 @@ from captioner.data.pixels import fit_photo
 from captioner.drawing.options import Colormap
 from captioner.errors import ConfigError
 from captioner.geometry import Geometry
+from captioner.hints import hinted
 
 COLORMAPS: tuple[str, ...] = get_args(Colormap)
 
@@ -119,6 +120,7 @@ def scale_of(caption: Caption, positions: Sequence[int] | None = None) -> float:
     return shared_scale(caption.alphas[shown], gates)
 
 
+@hinted
 def attention_map(
     alpha: ArrayLike,
     size: tuple[int, int],

@@ -32,6 +32,7 @@ from captioner.drawing.options import PageOptions
 from captioner.drawing.picture_files import base64_uri, encoded
 from captioner.drawing.style import percent
 from captioner.errors import ConfigError
+from captioner.hints import hinted
 from captioner.schema import build_options
 
 WEB = Path(__file__).parent / "web"
@@ -42,6 +43,7 @@ VIEWER = [WEB / name for name in ("viewer.css", "zoom.js", "viewer.js")]
 """Files of the viewer, which every page includes."""
 
 
+@hinted
 @dataclass(frozen=True)
 class Entry:
     """A photo on a page, with its captions."""
@@ -78,6 +80,7 @@ class Page(Drawing):
         )
 
 
+@hinted
 def page(
     photo: Photo,
     captions: Caption | Sequence[Caption],
@@ -102,6 +105,7 @@ def page(
     return gallery([entry], **{"panel_size": PageOptions.panel_size} | options)
 
 
+@hinted
 def gallery(entries: Iterable[Entry], **options: Any) -> Page:
     """Make a page that shows many photos.
 
@@ -116,7 +120,12 @@ def gallery(entries: Iterable[Entry], **options: Any) -> Page:
     wanted = build_options(PageOptions, {"panel_size": 800}, options)
     items: list[str] = []
     data: list[dict[str, Any]] = []
-    for number, entry in enumerate(entries, 1):
+    for number, entry in enumerate(entries if isinstance(entries, Iterable) else [entries], 1):
+        if not isinstance(entry, Entry):
+            raise ConfigError(
+                f"entries contains an object of type {type(entry).__name__}; pass a list of "
+                "captioner.Entry(photo, captions)"
+            )
         captions = check_captions(entry.captions, entry.labels)
         items.append(_item(entry, number, wanted.panel_size))
         shown = [caption.to_dict(attention=True) for caption in captions]

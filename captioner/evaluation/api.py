@@ -22,15 +22,17 @@ from captioner.evaluation.options import EvaluateOptions, OnError, raise_error
 from captioner.evaluation.phrases import PhrasedPhoto, measure_phrases, read_phrases
 from captioner.evaluation.references import GZIP, DocumentFrequencies, count_frequencies
 from captioner.evaluation.report import Report, build, difference, read_captions_of
+from captioner.hints import SEARCH_OPTIONS, hinted, unknown_option
 from captioner.inference.captioner import Captioner, load
 from captioner.inference.find_model import find_model
 from captioner.inference.names import FREQUENCIES
-from captioner.messages import either, first_of
+from captioner.messages import first_of
 from captioner.options import FaithfulnessOptions, Role, SearchOptions
-from captioner.schema import build_options, changed, marked, option_fields, similar
+from captioner.schema import build_options, changed, marked, option_fields
 from captioner.search.words import neutral_caption
 
 
+@hinted
 def evaluate(
     *,
     model: Captioner | str | Path | Sequence[str | Path] | None = None,
@@ -69,9 +71,7 @@ def evaluate(
     given = {name: options.pop(name) for name in fields & options.keys()}
     known = fields | option_fields(SearchOptions).keys()
     for name in options.keys() - known:
-        close = similar(name, known)
-        hint = f"did you mean {either(close)}?" if close else f"use {', '.join(sorted(known))}"
-        raise ConfigError(f"unknown option {name}; {hint}")
+        raise unknown_option(name, known, SEARCH_OPTIONS)
     loaded = None if isinstance(model, str | Path | Sequence | None) else model
     captions = None if isinstance(results, str | Path | None) else results
     given.update(

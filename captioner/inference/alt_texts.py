@@ -22,6 +22,7 @@ from captioner.data.site_texts import WrittenTexts, read_reviewed, write_texts
 from captioner.drawing.pages import review_page
 from captioner.errors import ConfigError, DataError, NotAnImageError
 from captioner.files import atomic_open, atomic_write
+from captioner.hints import hinted
 from captioner.text.sentence import as_sentence
 
 if TYPE_CHECKING:  # importing it takes longer than finding images
@@ -103,6 +104,7 @@ class AltTexts(SiteImages):
         return review
 
 
+@hinted
 def suggest_alt(
     site: str | Path,
     *,
@@ -150,6 +152,7 @@ def find_alt(site: str | Path, *, url: str | None = None, empty: bool = False) -
     return found
 
 
+@hinted
 def apply_alt(site: str | Path, texts: str | Path | Iterable[SiteImage]) -> WrittenTexts:
     """Write reviewed alternative texts into the pages of a static site.
 

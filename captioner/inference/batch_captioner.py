@@ -27,6 +27,7 @@ from captioner.caption_types import (
 )
 from captioner.errors import ConfigError
 from captioner.hardware import Precision
+from captioner.hints import hinted
 from captioner.inference.confidence import Observation, no_confidence
 from captioner.inference.copies import Portable
 from captioner.inference.engine import ATTENTION_METHODS, CaptionScores, Prepared
@@ -61,6 +62,7 @@ class _Encoded(NamedTuple):
     """Features of the photos, for explanation methods that need the weights."""
 
 
+@hinted
 class BatchCaptioner(Portable):
     """A loaded model, or an ensemble of several models (see `Captioner`)."""
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar, cast, overload
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast, overload
 
 from PIL import Image
 
@@ -23,7 +23,7 @@ from captioner.data.images import Photo, is_photo, open_image, reduced_side
 from captioner.data.reading import read_batches, reader_threads
 from captioner.errors import ConfigError, ImageError
 from captioner.hardware import Precision
-from captioner.hints import LOAD_OPTIONS, SEARCH_OPTIONS, Hinting, unknown_option
+from captioner.hints import SEARCH_OPTIONS, Hinting, hinted, unknown_option
 from captioner.inference.batch_captioner import BatchCaptioner
 from captioner.inference.card import files_to_push, write_card
 from captioner.inference.engine import Prepared
@@ -56,12 +56,12 @@ class Result(NamedTuple):
         return f"<Result {photo}: {self.error or ', '.join(map(repr, self.captions))}>"
 
 
+@hinted
 def load(
     *folders: str | Path,
     revision: str | None = None,
     device: str = "auto",
     precision: Precision = "auto",
-    **unknown: NoReturn,
 ) -> Captioner:
     """Load a model, or several models as an ensemble.
 
@@ -74,16 +74,12 @@ def load(
         precision: ``auto``, ``fp32``, ``tf32``, ``bf16`` or ``fp16``. On a CPU, ``auto`` runs the
             model's exported graphs without torch, if the model has graphs. In all other cases,
             ``auto`` selects the fastest precision that the hardware supports natively.
-        **unknown: Any other name raises an error that suggests the right name.
 
     Raises:
         ModelError: A folder cannot be loaded, or a model cannot be downloaded from the hub.
         ConfigError: The device or torch is not available, the models cannot be averaged, or an
             option is invalid. ``revision`` is invalid for a local folder.
     """
-    if unknown:
-        known = ("revision", "device", "precision")
-        raise unknown_option(next(iter(unknown)), known, LOAD_OPTIONS)
     for folder in folders:
         if not isinstance(folder, str | Path):
             raise ConfigError(
@@ -101,6 +97,7 @@ def caption(photo: Photo, **options: Any) -> PhotoCaption: ...
 def caption(photo: Photos[P], **options: Any) -> list[PhotoCaption]: ...
 
 
+@hinted
 def caption(photo: Photo | Photos[Any], **options: Any) -> PhotoCaption | list[PhotoCaption]:
     """Return the best caption of a photo, using the model included in the package.
 
@@ -121,6 +118,7 @@ def caption_with(folder: Path, image: Image.Image) -> Caption:
     return load(folder, precision="fp32").caption(image)
 
 
+@hinted
 class Captioner(BatchCaptioner, Hinting):
     """A loaded model, or an ensemble of several.
 

@@ -14,10 +14,12 @@ from captioner.caption_types import Caption
 from captioner.data.images import Photo
 from captioner.data.pixels import fit_photo
 from captioner.errors import ConfigError, ImageError
+from captioner.hints import hinted
 
 _SHOWN_SIDE = 640  # pixels of a photo in a notebook
 
 
+@hinted
 @dataclass(frozen=True, eq=False, repr=False)
 class PhotoCaption(Caption):
     """A caption with its photo. Notebooks display it in the attention viewer."""

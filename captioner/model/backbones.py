@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner.errors import ConfigError, ModelError
+from captioner.hints import hinted
 from captioner.messages import first_line
 from captioner.model.efficientnet_lite import TIMM_MEAN, TIMM_STD, EfficientNetLite, lite_size
 from captioner.model.preprocessing import IMAGENET_MEAN, IMAGENET_STD
@@ -35,6 +36,7 @@ ENCODERS: Registry[Callable[..., nn.Module]] = Registry("encoder")
 timm are not part of it."""
 
 
+@hinted
 def register_encoder(name: str, build: Callable[..., nn.Module]) -> None:
     """Register an encoder under a name for ``encoder.name``, in this process only.
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner.errors import ConfigError
+from captioner.hints import hinted
 from captioner.messages import first_line
 from captioner.model.attention import Attention, Scorer, Sizes, SoftAttention
 from captioner.model.attention_variants import (
@@ -42,6 +43,7 @@ DECODERS: dict[str, type[Decoder]] = {"bahdanau": BahdanauDecoder, "luong": Luon
 """Decoders by their ``decoder.order`` value."""
 
 
+@hinted
 def register_scorer(name: str, scorer: type[Scorer]) -> None:
     """Add a scorer as a value of ``decoder.attention``, for this process only.
 

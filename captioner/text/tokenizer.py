@@ -44,6 +44,8 @@ import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 
+from captioner.hints import hinted
+
 # --- building blocks ---------------------------------------------------------------------------
 
 # Ranges of characters, words before or after which a period has a special meaning, and the tokens
@@ -303,6 +305,7 @@ def lacks_spaces(captions: Iterable[str]) -> bool:
 # --- the tokenizer -------------------------------------------------------------------------------
 
 
+@hinted
 def tokenize(text: str) -> list[str]:
     """Split a caption into lower-case tokens without punctuation, as caption metrics need them.
 

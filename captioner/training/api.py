@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from captioner.errors import ConfigError
 from captioner.extras import require_extra
+from captioner.hints import hinted
 from captioner.inference.names import BEST
 from captioner.messages import counted
 from captioner.options import TrainConfig
@@ -55,6 +56,7 @@ class TrainingResult:
         )
 
 
+@hinted
 def train(
     config: TrainConfig | Mapping[str, Any] | str | Path | None = None,
     *,

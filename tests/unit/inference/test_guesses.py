@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import pickle
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,13 @@ def test_the_shipped_model_is_loaded_once(
         (lambda model, photo: model.caption(photo).as_dict(), "did you mean to_dict?"),
         (lambda model, photo: model.caption(photo).plot(), "did you mean show?"),
         (lambda model, photo: Captioner(), "use captioner.load()"),
+        (lambda model, photo: package.SearchOptions(num_beams=4), "did you mean beam_size?"),
+        (lambda model, photo: package.evaluate(num_beams=4), "did you mean beam_size?"),
+        (lambda model, photo: package.overlay(photo), "without captions; use overlay(photo, capt"),
+        (lambda model, photo: package.gallery(model.caption(photo)), "pass a list of captioner.E"),
+        (lambda model, photo: model.explain(photo, "a", unknown=1), "unknown; use explain(photo, "),
+        (lambda model, photo: model.explain(photo, "a", metod="x"), "did you mean method?"),
+        (lambda model, photo: model(photo, 3), "caption() got too many positional arguments; use "),
         (lambda model, photo: package.load(gpu=True), 'pass device="cuda"'),
         (lambda model, photo: package.load(precison="fp32"), "did you mean precision?"),
         (lambda model, photo: package.load(num_beams=4), "to model.caption()"),
@@ -90,6 +99,39 @@ def test_a_wrong_guess_is_one_line_with_the_right_name(
         call(captioner, photos[0])
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def public_callables() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yield the functions of the package, and the classes with their methods."""
+    for name in package.__all__[1:]:
+        found = getattr(package, name)
+        if isinstance(found, type) and issubclass(found, Exception):
+            continue
+        yield name, found
+        for method in dir(found) if isinstance(found, type) else ():
+            member = getattr(found, method)
+            if inspect.isroutine(member) and method[0] != "_" and not hasattr(tuple, method):
+                yield f"{name}.{method}", member
+
+
+@pytest.mark.parametrize(("name", "call"), [*public_callables()])
+def test_every_wrong_call_is_one_line(name: str, call: Callable[..., Any]):
+    parameters = inspect.signature(call).parameters.values()  # as help() shows them
+    kinds = {parameter.kind for parameter in parameters}
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        arguments: dict[str, Any] = {"no_such_option": 1}
+        given: tuple[None, ...] = ()
+    else:
+        arguments, given = {}, (None,) * 50
+    with pytest.raises(ConfigError) as caught:
+        call(*given, **arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_decorated_functions_keep_their_errors_and_can_be_pickled():
+    assert pickle.loads(pickle.dumps(package.overlay)) is package.overlay
+    with pytest.raises(TypeError, match="expected string"):
+        package.tokenize(3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
