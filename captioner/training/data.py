@@ -190,10 +190,11 @@ def open_features(
     if finetune_from is not None and (
         stage is None or order.index(stage) > order.index(finetune_from)
     ):
+        stored = "the output of the encoder" if stage is None else f"the input of {stage}"
         raise ConfigError(
-            f"data.features was computed with encoder layers that encoder.finetune_from "
-            f"{finetune_from!r} trains; leave out data.features, or compute the features again "
-            "with this setting (EfficientNet-Lite only)"
+            f"data.features contains {stored}, but encoder.finetune_from {finetune_from!r} trains "
+            "layers before it; leave out data.features, or compute the features again with this "
+            "setting (EfficientNet-Lite only)"
         )
     key = feature_fingerprint(encoder, model.preprocessing, stage)
     cache = FeatureCache(config.data.features, key)

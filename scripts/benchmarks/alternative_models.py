@@ -227,6 +227,7 @@ def quantize(model: Any) -> float:
     this layer, so it is replaced with ``nn.Linear`` first.
     """
     import io
+    import warnings
 
     import torch
     from torch import nn
@@ -238,7 +239,9 @@ def quantize(model: Any) -> float:
                 linear = nn.Linear(*layer.weight.shape)
                 linear.weight, linear.bias = nn.Parameter(layer.weight.T.contiguous()), layer.bias
                 setattr(parent, name, linear)
-    torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8, inplace=True)
+    with warnings.catch_warnings():  # deprecated, but PyTorch's own package has no other way
+        warnings.simplefilter("ignore")
+        torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8, inplace=True)
     stored = io.BytesIO()
     torch.save(model.state_dict(), stored)
     return stored.tell() / 1e6
