@@ -9,19 +9,30 @@ function saveFile(blob, name) {
 
 const textFile = (text, type) => new Blob([text], { type: `${type};charset=utf-8` });
 
-/** Photos with captions as CSV, as `captioner caption -o captions.csv` writes them. */
-function captionsCsv(photos) {
+/** The digest of a caption, as `digest_cell` in data/cells.py computes it. Over plain http, except on
+    localhost, browsers do not offer SHA-256. The cell is then empty. */
+async function digestCell(text) {
+  const bytes = new TextEncoder().encode(text.trim());
+  const digest = new Uint8Array((await crypto.subtle?.digest("SHA-256", bytes)) ?? []);
+  const digits = [...digest.subarray(0, 8)].map((byte) => byte.toString(16).padStart(2, "0"));
+  return digits.length > 0 ? `sha256:${digits.join("")}` : "";
+}
+
+/** Photos with captions as CSV, as `captioner caption -o captions.csv` writes them. Corrected captions
+    have no numbers and no digest, so `captioner apply` treats them as texts by people. */
+async function captionsCsv(photos) {
   const withKeywords = photos.some(({ response }) => response.captions[0].keywords);
-  const rows = photos.flatMap(({ name, captions }) =>
-    captions.map(({ text, log_prob: log, confidence, keywords = [] }, index) => {
-      const sure = typeof confidence === "number" ? confidence.toFixed(4) : "";
-      const words = withKeywords ? [keywords.map(({ word }) => word).join(", ")] : [];
-      return [name, `${index + 1}`, text, log?.toFixed(4) ?? "", sure, ...words];
-    }),
-  );
-  const more = withKeywords ? ["keywords"] : [];
-  const lines = [["image", "rank", "caption", "log_prob", "confidence", ...more], ...rows];
-  return textFile(lines.map((row) => `${row.map(csvCell).join(",")}\n`).join(""), "text/csv");
+  const row = async (name, { text, log_prob: log, confidence, keywords = [], corrected }, index) => {
+    const sure = typeof confidence === "number" ? confidence.toFixed(4) : "";
+    const words = withKeywords ? [keywords.map(({ word }) => word).join(", ")] : [];
+    const digest = corrected ? "" : await digestCell(text);
+    return [name, `${index + 1}`, text, log?.toFixed(4) ?? "", sure, ...words, digest];
+  };
+  const rows = photos.flatMap(({ name, captions }) => captions.map((one, index) => row(name, one, index)));
+  const more = withKeywords ? ["keywords", "digest"] : ["digest"];
+  const header = ["image", "rank", "caption", "log_prob", "confidence", ...more];
+  const lines = [header, ...(await Promise.all(rows))];
+  return textFile(lines.map((line) => `${line.map(csvCell).join(",")}\n`).join(""), "text/csv");
 }
 
 /** Photos with captions as JSON, as `captioner caption -o captions.json` writes them. */

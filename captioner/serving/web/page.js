@@ -298,7 +298,7 @@
   async function saveAll(format) {
     const done = photos.filter(({ state }) => state === "done");
     if (format !== "html") unsaved = false;
-    if (format === "csv") saveFile(captionsCsv(done), "captions.csv");
+    if (format === "csv") saveFile(await captionsCsv(done), "captions.csv");
     else if (format === "json") saveFile(captionsJson(done), "captions.json");
     else {
       const drawable = done.filter((photo) => photo.drawable);
