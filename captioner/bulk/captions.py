@@ -75,7 +75,7 @@ class Captions:
         image     name of the photo, unless the batch already has a column of names
         caption   the best caption, or null if the photo failed
         captions  all captions: text, words, log_prob, log_probs
-        error     why the photo failed, or null
+        error     the reason why the photo failed, or null
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Captions:
         batch_size: int = 32,
         **search: Any,
     ) -> None:
-        """Load the model once per Ray actor, as ``captioner.load`` does.
+        """Load the model. Ray does this once for each of its worker processes (actors).
 
         Args:
             folders: The model folder, or several folders for an ensemble.
@@ -97,7 +97,7 @@ class Captions:
             device: See ``captioner.load``.
             precision: See ``captioner.load``.
             batch_size: Number of photos that are encoded together.
-            search: Fields of ``SearchOptions`` to change.
+            **search: Fields of ``SearchOptions`` to change.
         """
         self.model = load(*folders, device=device, precision=precision)
         self.column, self.names = column, names
@@ -105,7 +105,10 @@ class Captions:
         self.model.options(**search)  # an error before the first batch
 
     def __call__(self, batch: dict[str, Any]) -> Any:
-        """Caption a batch (one NumPy array per column), and return a ``pyarrow.Table``."""
+        """Caption a batch, and return it with the new columns as a ``pyarrow.Table``.
+
+        ``batch`` maps each column to a NumPy array with one entry per photo.
+        """
         import pyarrow as pa
 
         photos = list(batch[self.column])
@@ -129,14 +132,14 @@ class Captions:
 
 
 def row(name: str, result: Result) -> Row:
-    """Return the captions or the error of a photo as JSON data."""
+    """Return the captions or the error of a photo as a row of the output."""
     if result.error is not None:
         return {"image": name, "error": str(result.error)}
     return {"image": name, "captions": [caption.to_dict() for caption in result.captions]}
 
 
 def encode_rows(rows: Sequence[Row], format: str) -> bytes:  # noqa: A002
-    """Encode rows as the content of a part file."""
+    """Encode rows as the content of a part's file in the format ``jsonl`` or ``parquet``."""
     if format == "jsonl":
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         # In names that are not valid Unicode, invalid characters become JSON escapes.
@@ -152,7 +155,7 @@ def encode_rows(rows: Sequence[Row], format: str) -> bytes:  # noqa: A002
 
 
 def decode_rows(data: bytes, format: str) -> list[Row]:  # noqa: A002
-    """Decode rows from the content of a part file."""
+    """Decode rows from the content of a part's file (see `encode_rows`)."""
     if format == "jsonl":
         return [json.loads(line) for line in data.split(b"\n") if line]
     import pyarrow.parquet as pq
@@ -193,6 +196,7 @@ class Output(NamedTuple):
     """The output folder of a job, on a disk or in object storage."""
 
     url: str
+    """Path or URL of the folder."""
     format: str
     """File format of the parts: ``jsonl`` or ``parquet``."""
 
@@ -201,6 +205,7 @@ class Output(NamedTuple):
         return f"part-{number:05d}.{self.format}"
 
     def _files(self) -> Any:
+        """Return a file system of fsspec in which names are relative to the folder."""
         fs, folder = url_to_fs(self.url, use_listings_cache=False)
         return DirFileSystem(folder, fs)
 
@@ -230,7 +235,10 @@ class Output(NamedTuple):
         return []
 
     def clear(self) -> None:
-        """Remove a job. ``_job.json`` is removed last, so that the job can be cleared again."""
+        """Remove all files of a job.
+
+        ``_job.json`` is removed last. If this is interrupted, the rest can be removed later.
+        """
         for name in [DONE, *self.parts(), PARTS, JOB]:
             self.remove(name)
 
@@ -324,38 +332,48 @@ def grown(old: Sequence[Part], inputs: Iterable[Part], size: int) -> list[Part]:
 
 
 def _encode_parts(parts: Iterable[Part]) -> bytes:
+    """Return the content of ``_parts.jsonl.gz``."""
     return gzip.compress("".join(json.dumps(vars(part)) + "\n" for part in parts).encode(), 5)
 
 
 def _decode_parts(data: bytes) -> list[Part]:
+    """Return the parts in the content of ``_parts.jsonl.gz``."""
     rows = map(json.loads, gzip.decompress(data).splitlines())
     return [Part(**row | {"names": tuple(row["names"])}) for row in rows]
 
 
 class Finished(NamedTuple):
-    """The result of a finished part: its number, and how many photos it has and how many failed."""
+    """The result of a finished part."""
 
     part: int
+    """Number of the part."""
     photos: int
+    """Number of photos in the part."""
     failed: int
+    """Number of these photos that failed."""
     error: str
-    """The error message of the first failed photo, or "" if no photo failed."""
+    """The error message of the first failed photo, or an empty text if no photo failed."""
 
 
 @dataclass
 class WritePart:
-    """The task that captions one part of a job and writes it."""
+    """The task that captions one part of a job and writes it.
+
+    A batch contains photos of one part only. The last batch of a part may be smaller.
+    """
 
     output: Output
+    """Folder of the job."""
     model: ModelOptions
-    """The models that each worker loads: folders that all machines can read, or names on the hub.
-    Batches do not cross the border between two parts."""
+    """The models that each worker loads: folders that all machines can read, or names on the
+    hub."""
     fingerprints: list[str]
     """Fingerprints of the models on the machine that starts the job."""
     search: SearchOptions
+    """Search options for all photos."""
 
     def __call__(self, part: Part) -> Finished:
-        """Caption a part and write it, unless it is already finished."""
+        """Caption a part and write it. A part that is already finished is only counted."""
         name, output = self.output.part_name(part.number), self.output
         held = output.read(name)
         rows = self._rows(part) if held is None else decode_rows(held, output.format)
@@ -365,6 +383,7 @@ class WritePart:
         return Finished(part.number, len(rows), len(errors), next(iter(errors), ""))
 
     def _rows(self, part: Part) -> list[Row]:
+        """Return the rows of a part, in the order of its photos."""
         named, photos = tee(read_part(part))
         options = {"batch_size": self.model.batch_size, "keep_photos": False, **vars(self.search)}
         results = self.captioner.stream((source for _, source in photos), **options)
@@ -372,7 +391,7 @@ class WritePart:
 
     @cached_property
     def captioner(self) -> Captioner:
-        """The model, which is loaded on first use and compared with the driver's model.
+        """The model. It is loaded on first use and compared with the driver's model.
 
         Raises:
             DataError: The model on this machine differs from the driver's model.

@@ -1,8 +1,9 @@
-"""Runs a task for many items on a Ray cluster, and survives the loss of worker processes.
+"""Functions that run a task for many items on a Ray cluster, even if worker processes are lost.
 
-If a process dies, Ray passes its item to another process. After `RETRIES` such deaths for the same
-item, the job fails. Ray is imported inside functions, because `cluster` must first decide whether
-Ray may accept connections from other machines.
+If a worker process dies, Ray passes its item to another process. If this happens more than
+`RETRIES` times for the same item, the job fails. The process that starts the job is called the
+driver. Ray is imported inside functions, because `cluster` must first decide whether Ray may accept
+connections from other machines.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from captioner.memory import keep_freed_memory
 from captioner.messages import first_line
 
 RETRIES = 20
-"""How many times an item whose process died is passed to another process, before the job fails."""
+"""Number of times that an item is passed to another process because its process died. At the next
+death, the job fails."""
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
@@ -40,8 +42,8 @@ def run_on_cluster(
     Each process keeps its copy of the task, including the model that the task has loaded.
 
     Args:
-        task: A callable that can be pickled.
-        items: The items. The task is called once for each item, with the item as its argument.
+        task: A callable that can be pickled. It receives an item and returns a result.
+        items: The items. The task is called once for each item.
         workers: Number of processes, and number of CPUs and GPUs of each process.
         ordered: Yield results in the order of the items, not in the order in which they finish.
 
@@ -89,7 +91,7 @@ def run_on_cluster(
 
 
 def _process(task: bytes, folder: str, item: Any) -> tuple[Any, str]:
-    """Return the result of an item and an empty text, or None and an error message.
+    """Return the result of the task for an item and an empty text, or None and an error message.
 
     This function runs in a process of the cluster. It returns errors as text, because Ray would
     turn an exception into a traceback.
@@ -104,7 +106,10 @@ def _process(task: bytes, folder: str, item: Any) -> tuple[Any, str]:
 
 @functools.lru_cache(maxsize=1)
 def _loaded(task: bytes, folder: str) -> Callable[[Any], Any]:
-    """Load the task, only once per process. The process then calls it for item after item."""
+    """Load the task from its pickled bytes, once per process, and change to the driver's folder.
+
+    The process then calls the task for item after item.
+    """
     keep_freed_memory(threads=True)  # the command line does so too
     if Path(folder).is_dir():
         os.chdir(folder)
@@ -125,7 +130,7 @@ def _room(workers: RayOptions) -> int:
 
 @contextmanager
 def cluster(options: RayOptions) -> Iterator[None]:
-    """Connect to a Ray cluster, or start one on this machine, with room for the workers.
+    """Connect to a Ray cluster, or start a cluster on this machine with room for the workers.
 
     Raises:
         DataError: The cluster at this address cannot be reached.

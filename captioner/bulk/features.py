@@ -1,4 +1,4 @@
-"""Computes features on a Ray cluster.
+"""Functions that compute the features of photos on a Ray cluster.
 
 Workers read photos from their paths, encode them in the same batches as a single process would, and
 return the rows. Only the driver (the process that started the job) writes the rows, in their order.
@@ -31,7 +31,7 @@ from captioner.options import TrainConfig
 from captioner.training.setup import open_feature_encoder
 
 PART_PHOTOS = 256
-"""Photos that a worker encodes at a time, rounded up to whole batches."""
+"""Number of photos in an item of work, by default. It is rounded up to whole batches."""
 
 
 @dataclass
@@ -39,18 +39,26 @@ class EncodePhotos:
     """The task that encodes photos on a worker."""
 
     config: TrainConfig
+    """Configuration of the training run that will use the features."""
     fingerprint: dict[str, str]
+    """Fingerprint of the driver's encoder (see ``feature_fingerprint``)."""
     device: str
+    """Device of the encoder."""
     batch_size: int
+    """Number of photos that are encoded together. Each batch becomes a block."""
 
     def __call__(self, item: tuple[list[Path], int]) -> list[list[EncodedPhoto]]:
-        """Encode the photos of an item, and encode the given number of photos also as flipped."""
+        """Encode the photos of an item, and return them in blocks.
+
+        An item is a pair of the photos' paths and the number of photos, from the first, that are
+        also encoded flipped.
+        """
         paths, flipped = item
         return list(encode_photos(paths, self.encoder, self.batch_size, flipped))
 
     @cached_property
     def encoder(self) -> FeatureEncoder:
-        """The encoder, which is loaded on first use and compared with the driver's encoder.
+        """The encoder. It is loaded on first use and compared with the driver's encoder.
 
         Raises:
             DataError: The encoder on this machine differs from the driver's encoder.
@@ -71,7 +79,12 @@ def ray_blocks(
 ) -> Callable[[int], Blocks]:
     """Return a function for ``FeatureWriter.write`` that computes blocks on the cluster.
 
-    Workers use the precision of the writer's encoder. Each worker encodes whole batches of photos.
+    Args:
+        writer: The writer. Workers use the precision of its encoder.
+        config: Configuration of the training run that will use the features.
+        workers: Number and resources of the workers.
+        device: Device of the workers' encoders.
+        batch_size: Number of photos in a batch. Each worker encodes whole batches.
     """
     key = writer.encoder.fingerprint
     training = replace(config.training, precision=cast(Precision, key["precision"]))
@@ -80,6 +93,7 @@ def ray_blocks(
     paths = [image.path for image in writer.images]
 
     def blocks(start: int) -> Blocks:
+        """Yield blocks of encoded photos, from the photo at index ``start`` on."""
         starts = range(start, len(paths), size)
         items = [(paths[n : n + size], max(0, writer.flipped - n)) for n in starts]
         for part in run_on_cluster(task, items, workers, ordered=True):

@@ -1,12 +1,12 @@
-"""Divides the photos of a bulk job into numbered parts, and reads them.
+"""Functions that divide the photos of a bulk job into numbered parts, and read the parts.
 
 Photos are read from a disk or from object storage. The same inputs are always divided into the same
 parts, so any worker can compute any part at any time. There are three kinds of parts:
 
-    photos      consecutive names, ``size`` per part
-    parquet     consecutive rows of one file, ``size`` per part: image bytes, paths or URLs, or
-                Hugging Face's ``{"bytes", "path"}``
-    tar         one WebDataset shard of any size
+    photos      up to ``size`` photo files with consecutive names
+    parquet     up to ``size`` consecutive rows of one Parquet file. A row has image bytes, a path,
+                a URL, or Hugging Face's ``{"bytes", "path"}``
+    tar         one tar file of a WebDataset, with any number of photos
 
 Names can be URLs that fsspec supports (``s3://``, ``gs://``, ...). Credentials and endpoints come
 from the same environment variables and files that the cloud's own tools use.
@@ -48,7 +48,9 @@ class Part:
     """A numbered group of photos. Their captions are written to one output file."""
 
     number: int
+    """Number of the part in the job, from 0."""
     kind: Kind
+    """Kind of the part (see the top of this file)."""
     names: tuple[str, ...]
     """Names of the photos, or the name of one Parquet or tar file."""
     bytes: int | None = None
@@ -58,11 +60,13 @@ class Part:
     stop: int = 0
     """First row after the part in a Parquet file."""
     image_column: str = ""
+    """Column of the photos in a Parquet file."""
     key_column: str | None = None
+    """Column of the photos' names in a Parquet file, or None without such a column."""
 
     @property
     def photos(self) -> int | None:
-        """The number of photos, or None for a tar file, because it has no index."""
+        """The number of photos. None for a tar file, because a tar file has no index."""
         if self.kind == "photos":
             return len(self.names)
         return self.stop - self.start if self.kind == "parquet" else None
@@ -119,6 +123,7 @@ def is_local(name: str) -> bool:
 
 @contextmanager
 def _readable(name: str) -> Iterator[None]:
+    """Turn errors of the block into a DataError that reports that ``name`` cannot be read."""
     try:
         yield
     except (OSError, ImportError, ValueError) as error:  # pyarrow's errors are ValueErrors
@@ -126,7 +131,7 @@ def _readable(name: str) -> Iterator[None]:
 
 
 def _kind(name: str) -> Kind | None:
-    """Return the kind of a file by its name, or None if it is not an input."""
+    """Return the kind of part that a file belongs to, by its name, or None for other files."""
     if name.lower().endswith((".parquet", ".tar")):
         return "tar" if name.lower().endswith(".tar") else "parquet"
     kind = format_by_name(name)
@@ -134,7 +139,11 @@ def _kind(name: str) -> Kind | None:
 
 
 def _find(inputs: Iterable[str], recursive: bool) -> Iterator[str]:
-    """Yield the files of the inputs in order. Files of a folder are in natural order."""
+    """Yield the files of the inputs in order. Files in a folder are in natural order.
+
+    Raises:
+        DataError: An input does not exist, cannot be listed or contains no photos.
+    """
     for given in inputs:
         for name in _expand(given):
             if not is_local(name) and _kind(name) is not None:
@@ -178,7 +187,13 @@ _NAMES = ("path", "image", "image_path", "file_name", "filename", "file", "url",
 
 
 def _inspect_parquet(name: str, image: str | None, key: str | None) -> tuple[int, str]:
-    """Return the number of rows in a Parquet file, and the name of the column with photos."""
+    """Return the number of rows in a Parquet file, and the name of the column with photos.
+
+    ``image`` and ``key`` are the columns that the user chose for photos and names, or None.
+
+    Raises:
+        ConfigError: A column is missing, or the column of the photos cannot be detected.
+    """
     import pyarrow.parquet as pq
     from pyarrow import types
 
@@ -187,6 +202,7 @@ def _inspect_parquet(name: str, image: str | None, key: str | None) -> tuple[int
         schema, rows = held.schema_arrow, held.metadata.num_rows
 
     def is_bytes(kind: Any) -> bool:
+        """Return whether a column of this type contains the bytes of photos."""
         if types.is_struct(kind):  # Hugging Face data sets store photos in this form
             return {"bytes", "path"} <= {field.name for field in kind}
         return bool(types.is_binary(kind) or types.is_large_binary(kind))
@@ -219,7 +235,7 @@ Photo = tuple[str, Any]
 
 
 class RemoteFile:
-    """A binary file in memory that contains a photo, or an error that explains its absence."""
+    """A binary file in memory with a photo, or with an error message if the photo is missing."""
 
     def __init__(self, name: str, data: bytes | str) -> None:
         """Create a file with these bytes, or with an error message that ``read`` will raise."""
@@ -237,9 +253,10 @@ class RemoteFile:
 
 
 def read_part(part: Part) -> Iterator[Photo]:
-    """Yield the photos of a part in order, reading ahead from object storage.
+    """Yield the photos of a part in order. Except in tar files, threads read photos ahead.
 
-    For a damaged tar or Parquet file, yield the photos before the damage, and then the error.
+    For a damaged tar or Parquet file, yield the photos before the damage. Then yield a photo that
+    raises an error when it is read.
     """
     name = part.names[0]
     if part.kind == "tar":
@@ -255,7 +272,10 @@ def read_part(part: Part) -> Iterator[Photo]:
 
 
 def _open(photo: Photo) -> Photo:
-    """Return a photo with a source that can be read: URLs are downloaded and bytes become files."""
+    """Return a photo with a source that can be read.
+
+    URLs are downloaded. Bytes and errors become files in memory (see `RemoteFile`).
+    """
     name, source = photo
     if source is None:
         return name, RemoteFile(name, "this row has no image")
@@ -271,10 +291,10 @@ def _open(photo: Photo) -> Photo:
 
 
 def _checked(name: str) -> str | RemoteFile:
-    """Return a path or URL from a Parquet file, or an error if it is not allowed.
+    """Return a path or URL from a Parquet file, or a file with an error if it is not allowed.
 
-    The file may come from a stranger. Its entries must not make this program read files outside the
-    current folder or send requests to web servers.
+    The Parquet file may come from a stranger. Its entries must not make this program send requests
+    to web servers, or leave a folder by ``..``. Absolute local paths are allowed.
     """
     protocol = "" if is_local(name) else name.partition("://")[0]
     if is_local(name) and ".." in PurePath(name).parts:
@@ -287,7 +307,7 @@ def _checked(name: str) -> str | RemoteFile:
 
 
 def _read_tar(name: str) -> Iterator[Photo]:
-    """Yield the first photo of each sample in a tar file.
+    """Yield the first photo of each sample in a tar file, and an error for damaged blocks.
 
     Consecutive files with names that are equal up to the first dot form one sample.
     """
@@ -298,6 +318,7 @@ def _read_tar(name: str) -> Iterator[Photo]:
 
         @classmethod
         def frombuf(cls, buf: Any, encoding: str, errors: str) -> Any:
+            """Decode a header, and count the block as damaged if this is not possible."""
             nonlocal blocks
             try:
                 return super().frombuf(buf, encoding, errors)
@@ -331,7 +352,10 @@ def _read_tar(name: str) -> Iterator[Photo]:
 
 
 def _read_parquet(part: Part) -> Iterator[Photo]:
-    """Yield the name and source of each row of a part. Other row groups are not read."""
+    """Yield the name and source of the photo in each row of a part.
+
+    Only the row groups (sections of the Parquet file) that contain these rows are read.
+    """
     import pyarrow.parquet as pq
 
     [file_name], key = part.names, part.key_column

@@ -14,6 +14,7 @@ from captioner.options import Positive
 from captioner.schema import Shown, changed, option_fields
 
 Share = Annotated[float, Interval(ge=0, lt=math.inf)]
+"""A number of CPUs or GPUs, which may be a fraction."""
 
 
 @dataclass(frozen=True, kw_only=True)

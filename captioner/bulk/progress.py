@@ -1,4 +1,4 @@
-"""Reports the progress of a bulk job once a minute, for logs that cannot show a progress bar."""
+"""A log of the progress of a bulk job, for output that cannot show a progress bar."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ EVERY = 60.0
 
 
 class Log:
-    """A context manager that reports progress from its own thread.
+    """A context manager that reports the progress of a job once a minute.
 
-    It needs a thread because one part may take longer than a minute. If standard error is a
-    terminal, it does not report anything, because a progress bar is shown instead.
+    It reports from its own thread, because one part of the job may take longer than a minute. If
+    standard error is a terminal, it does not report anything, because a progress bar is shown
+    instead.
     """
 
     def __init__(self, parts: int, finished: int, say: Callable[[str], None]) -> None:
@@ -36,7 +37,13 @@ class Log:
         self._thread = Thread(target=self._run, daemon=True)
 
     def add(self, photos: int, failed: int, *, new: bool) -> None:
-        """Count a finished part. ``new`` is false if an earlier run captioned it."""
+        """Count a finished part.
+
+        Args:
+            photos: Number of photos in the part.
+            failed: Number of these photos that failed.
+            new: True if this run captioned the part, False if an earlier run did.
+        """
         self.done += 1
         self.photos += photos
         self.failed += failed
@@ -59,6 +66,7 @@ class Log:
         )
 
     def _run(self) -> None:
+        """Report every `EVERY` seconds until the job ends."""
         while not self._ended.wait(EVERY):
             self._say(self.line())
 

@@ -71,8 +71,11 @@ def find_images(
         if not found:
             searched = ", ".join(kind.name for kind in formats if kind.decodable)
             noun = "photos" if formats == FORMATS else "videos"
-            subfolders = "" if recursive else "; subfolders are not searched"
-            raise DataError(f"{path}: this folder contains no {noun} ({searched}){subfolders}")
+            subfolders = "" if recursive else ", and subfolders are not searched"
+            raise DataError(
+                f"{path}: this folder contains no {noun} ({searched}){subfolders}; pass a folder "
+                f"with {noun}"
+            )
         photos += found
     return photos
 

@@ -1,4 +1,4 @@
-"""Stems of content words. Content words are the words that can be true or false of a photo.
+"""Stems of content words. A content word is a word that can be true or false for a photo.
 
 Nouns, verbs, adjectives and numbers are content words. Articles, prepositions, auxiliaries and
 pronouns are function words. Two content words count as equal if they have the same stem ("dog" and

@@ -2,5 +2,8 @@
 
 
 def as_sentence(text: str) -> str:
-    """Return a caption that starts with a capital letter and ends with a full stop."""
+    """Return a caption with a capital letter at its start and a full stop at its end.
+
+    The full stop is added only if the caption ends with a letter or a digit.
+    """
     return text[:1].upper() + text[1:] + "." * text[-1:].isalnum()

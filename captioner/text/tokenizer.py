@@ -1,18 +1,19 @@
 """Penn Treebank tokenizer for captions, without Java.
 
 Published caption scores use the tokens of pycocoevalcap. It runs the Java tokenizer of Stanford
-CoreNLP 3.4.1 (options ``-preserveLines -lowerCase``) and removes punctuation tokens. This module
-produces the same tokens without Java. Its rules are regular expressions. At each position, the
-rule with the longest match wins. If two matches are equally long, the earlier rule wins. Plain
-words between spaces make up most of a caption, so they skip the rules.
+CoreNLP 3.4.1 (options ``-preserveLines -lowerCase``), called "the jar" here, and removes
+punctuation tokens. This module produces the same tokens without Java. Its rules are regular
+expressions. At each position, the rule with the longest match wins. If two matches are equally
+long, the earlier rule wins. Plain words between spaces make up most of a caption, so they skip the
+rules.
 
 ``tokenize(text)`` returns the same tokens as pycocoevalcap's ``PTBTokenizer`` for a caption in the
 middle of a batch, if Java writes UTF-8 (``-Dfile.encoding=UTF-8``). With other encodings, Java
 prints ``?`` for unsupported letters. Brackets are kept in forms such as ``-lrb-``, because
 pycocoevalcap removes only the forms in capitals.
 
-``tests/unit/text/test_tokenizer.py`` compares the tokens with stored output of the Java tokenizer's
-jar file and, if Java is available, with the jar itself. The rules were derived from the jar's
+``tests/unit/text/test_tokenizer.py`` compares the tokens with stored output of the jar and, if Java
+is available, with the jar itself. The rules were derived from the jar's
 output for probe sentences and from public knowledge of the Penn Treebank conventions.
 
 Deviations:
@@ -330,7 +331,10 @@ def tokenize(text: str) -> list[str]:
 
 
 def _take_token(text: str, position: int, tokens: list[str]) -> int:
-    """Append the token that starts at this position, if any, and return the next position."""
+    """Append the token that starts at a position to ``tokens``, and return the next position.
+
+    If the jar drops the character at the position, no token is appended.
+    """
     first = text[position]
     kind = "a" if first.isalpha() else "0" if first.isdecimal() else "."
     longest, best, token = 0, None, None

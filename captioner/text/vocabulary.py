@@ -45,13 +45,14 @@ BAD_ENDINGS = frozenset(_NOT_LAST.split())
 """Words that cannot end a complete caption ("... with a")."""
 
 NUMBERS = frozenset(("two", "three", "four", "five"))
-"""Content words that may repeat in a caption and cannot end a caption, like function words."""
+"""Content words that two rules treat like function words: they may be repeated in a caption, and
+they cannot end a caption."""
 
 FUNCTION_WORDS = (BAD_ENDINGS | frozenset(_OTHER_FUNCTION_WORDS.split())) - NUMBERS
 """Words that are not content words, such as articles, prepositions and pronouns."""
 
 BLANK = "\N{OPEN BOX}"
-"""The symbol that represents a piece without any character except a space."""
+"""The symbol that is displayed for a piece that consists only of a space."""
 
 
 def is_content_word(word: str) -> bool:
@@ -64,13 +65,18 @@ def is_content_word(word: str) -> bool:
 
 
 def content_words(words: Iterable[str]) -> list[bool]:
-    """Return whether each word is a content word. This is faster than calling `is_content_word`."""
+    """Return, for each word, whether it is a content word (see `is_content_word`).
+
+    This is faster than a call of `is_content_word` for each word.
+    """
     return [word not in FUNCTION_WORDS and any(map(str.isalpha, word)) for word in words]
 
 
 @dataclass(repr=False)
 class Vocabulary:
     """The words of a model and their token ids.
+
+    With a sub-word tokenizer, the words are pieces (see `Subwords`).
 
     Ids 0 to 3 are the special tokens. The ids of the words follow, the most frequent word first. A
     model with several caption styles has a start token for each style. The ids of these start
@@ -113,7 +119,10 @@ class Vocabulary:
         return cls(sorted(kept, key=lambda word: (-counts[word], word)), styles)
 
     def extended(self, words: Iterable[str], styles: Iterable[str] = ()) -> Vocabulary:
-        """Return a copy with new words and styles added at the end. Existing ones are skipped."""
+        """Return a copy with new words and styles added at the end.
+
+        Words and styles that the vocabulary already contains are skipped.
+        """
         return Vocabulary(
             tuple(dict.fromkeys([*self.words, *words])),
             tuple(dict.fromkeys([*self.styles, *styles])),
@@ -172,7 +181,7 @@ class Vocabulary:
         return [self._ids.get(word, UNKNOWN) for word in words]
 
     def decode(self, tokens: Iterable[int]) -> list[str]:
-        """Return the words with these token ids. Special tokens become ``<pad>``, ``<end>``, ..."""
+        """Return the words with these token ids. Special tokens become names such as ``<end>``."""
         offset = len(SPECIAL_NAMES)
         return [self.words[n - offset] if n >= offset else SPECIAL_NAMES[n] for n in tokens]
 
@@ -186,13 +195,13 @@ class Vocabulary:
         return tuple(piece.replace(SPACE, " ") for piece in self.decode(tokens))
 
     def shown(self, tokens: Iterable[int]) -> tuple[str, ...]:
-        """Return the words with these token ids for display. Pieces lose their spaces."""
+        """Return the words with these token ids for display, without the spaces in pieces."""
         if self.subwords is None:
             return tuple(self.decode(tokens))
         return tuple(piece.strip() or BLANK for piece in self.pieces(tokens))
 
     def whole_words(self, words: Iterable[str]) -> list[int]:
-        """Return the ids of all words that are a single token, in ascending order."""
+        """Return the ids of those words that are a single token, in ascending order."""
         prefix = "" if self.subwords is None else SPACE
         return sorted([self._ids[prefix + word] for word in words if prefix + word in self._ids])
 
@@ -202,7 +211,7 @@ class Vocabulary:
 SPACE = "\u2581"
 """The character that represents a space in a piece."""
 
-_UNKNOWN_PIECE = "<unk>"
+_UNKNOWN_PIECE = "<unk>"  # the library's name for a character that is not a piece
 _LONGEST_PIECE = 16  # characters, as in SentencePiece
 # In scripts without spaces, a frequent phrase would become one piece with one attention map. Most
 # words of Chinese, Japanese and Thai are shorter than this limit.
@@ -298,6 +307,12 @@ class Subwords:
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
+        """The library's tokenizer.
+
+        Raises:
+            ConfigError: The library `tokenizers` is not installed.
+            ModelError: The library cannot read the data.
+        """
         _require_library("a model with tokenizer bpe")
         from tokenizers import Tokenizer
 
@@ -308,6 +323,13 @@ class Subwords:
 
 
 def _require_library(purpose: str) -> None:
+    """Check that the library `tokenizers` is installed.
+
+    ``purpose`` is the feature that needs the library, for the error message.
+
+    Raises:
+        ConfigError: The library is not installed.
+    """
     try:
         import tokenizers  # noqa: F401
     except ImportError as error:

@@ -92,7 +92,7 @@ def test_an_empty_folder_raises_immediately(folder: Path):
     (folder / "empty").mkdir()
     with pytest.raises(
         DataError,
-        match=r"empty: this folder contains no photos.*JPEG, .*TIFF.*; subfolders are not",
+        match=r"empty: this folder contains no photos.*JPEG, .*TIFF.*, and subfolders are not",
     ):
         find_images([folder / "b2.jpg", folder / "empty"])
 
