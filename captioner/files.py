@@ -1,4 +1,4 @@
-"""Atomic writes of files and folders, and a lock for files that are written in place.
+"""Atomic writes of files and folders, a lock for files that are written in place, and valid JSON.
 
 A new file is written next to the old file, synced to disk and renamed over it, which is atomic. A
 folder cannot be replaced by a single rename. Instead, the new folder is written next to the old
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import secrets
 import shutil
@@ -32,6 +33,14 @@ def atomic_write(path: str | Path, data: bytes | str) -> None:
     """
     with atomic_open(path, "wb") as file:
         file.write(data.encode() if isinstance(data, str) else data)
+
+
+def json_values(data: Any) -> Any:
+    """Return data as it is read from JSON, with None in place of NaN and infinity.
+
+    Python writes NaN and infinity as words that JSON does not have, so most programs reject them.
+    """
+    return json.loads(json.dumps(data), parse_constant=lambda _: None)
 
 
 @contextmanager

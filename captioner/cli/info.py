@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from captioner.cli.arguments import command
 from captioner.cli.main import OK
+from captioner.files import json_values
 from captioner.messages import printable
 from captioner.options import SearchOptions
 from captioner.schema import ModelName, changed
@@ -42,7 +43,7 @@ def info(options: InfoOptions, _: Any) -> int:
     folder = find_model(options.model or SHIPPED_MODEL)
     facts = _facts(folder)
     if options.format == "json":
-        print(json.dumps(facts, indent=2, ensure_ascii=False))
+        print(json.dumps(json_values(facts), indent=2, ensure_ascii=False))
         return OK
     with config_errors(folder):
         summary = _summary(facts)

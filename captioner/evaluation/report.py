@@ -19,7 +19,7 @@ from captioner.data.coco import caption_text, whole_number
 from captioner.errors import DataError
 from captioner.evaluation.bootstrap import compare, interval, resample_weights, too_few
 from captioner.evaluation.metrics import CaptionEvaluator, Scores
-from captioner.files import read_input
+from captioner.files import json_values, read_input
 from captioner.options import METHOD_TITLES
 from captioner.text.tokenizer import caption_tokens
 from captioner.text.vocabulary import BAD_ENDINGS
@@ -37,8 +37,7 @@ MIN_IMAGES_FOR_CIDER = 100
 
 def as_json(report: Report, indent: int = 1) -> str:
     """Format a report as JSON. NaN becomes null."""
-    plain = json.loads(json.dumps(report), parse_constant=lambda _: None)
-    text = json.dumps(plain, indent=indent, ensure_ascii=False) + "\n"
+    text = json.dumps(json_values(report), indent=indent, ensure_ascii=False) + "\n"
     # Lone surrogates, which UTF-8 cannot encode, become JSON escapes.
     return text.encode("utf-8", "backslashreplace").decode()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from captioner.errors import CaptionerError, ConfigError, ModelError
+from captioner.files import json_values
 from captioner.inference.find_model import find_model
 from captioner.inference.names import CONFIG, EXPORTED, GRAPHS, TOKENIZER, WEIGHTS
 from captioner.options import DecoderConfig, SearchOptions
@@ -137,6 +138,6 @@ def config_errors(folder: Path) -> Iterator[None]:
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> None:
-    """Write the config into a new model folder."""
-    text = json.dumps(config, indent=1, ensure_ascii=False) + "\n"
+    """Write the config into a new model folder. NaN, as in training scores, becomes null."""
+    text = json.dumps(json_values(config), indent=1, ensure_ascii=False) + "\n"
     (folder / CONFIG).write_text(text, encoding="utf-8")

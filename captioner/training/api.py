@@ -43,7 +43,8 @@ class TrainingResult:
     """Epoch of the best model, from 1, or 0 if no epoch was better than the model of
     ``init_from``."""
     metrics: list[dict[str, Any]]
-    """Results of the validations, oldest first: the rows of ``metrics.jsonl`` in the run folder."""
+    """Results of the validations, oldest first: the rows of ``metrics.jsonl`` in the run folder.
+    Values that could not be computed are None."""
     problem: str = ""
     """Reason why the best model is useless, with a remedy, or an empty string if it is usable. A
     model is useless if its captions are empty or have nothing in common with the references."""

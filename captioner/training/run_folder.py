@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from captioner.drawing.figure import overlay
 from captioner.errors import CheckpointError
-from captioner.files import atomic_write, write_lock
+from captioner.files import atomic_write, json_values, write_lock
 from captioner.inference.names import BEST, RUN_CONFIG
 from captioner.options import TrainConfig
 from captioner.training.names import METRICS, SAMPLES, STATE, STEPS, TENSORBOARD
@@ -38,7 +38,8 @@ from captioner.training.validation import Sentence
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Read the rows of a metrics.jsonl or steps.jsonl file, oldest first.
 
-    The result is empty if the file does not exist. An incomplete last row is left out.
+    The result is empty if the file does not exist. An incomplete last row is left out. Values that
+    could not be computed are None.
 
     Raises:
         CheckpointError: A row is not valid JSON.
@@ -47,9 +48,10 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     try:  # a line without its end is incomplete, because the process was killed
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        rows = [json.loads(line) for line in lines if line.endswith("\n")]
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged ({error}); repair or remove it") from error
+    return [*map(json_values, rows)]  # earlier versions wrote NaN
 
 
 class RunFolder:
@@ -98,9 +100,9 @@ class RunFolder:
                 atomic_write(path, "".join(json.dumps(row) + "\n" for row in rows))
 
     def append(self, name: str, row: dict[str, Any]) -> None:
-        """Append a row to metrics.jsonl or steps.jsonl, the file ``name``."""
+        """Append a row to metrics.jsonl or steps.jsonl, the file ``name``. NaN becomes null."""
         with (self.path / name).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps(json_values(row)) + "\n")
 
     def add_samples(self, epoch: int, sentences: Sequence[Sentence]) -> dict[str, Path]:
         """Save validation captions of an epoch, and draw the attention of each caption.

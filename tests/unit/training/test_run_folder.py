@@ -61,6 +61,15 @@ def test_an_incomplete_last_line_is_ignored(folder: RunFolder):
     assert read_rows(folder.path / STEPS) == []
 
 
+def test_undefined_values_are_null_in_json(folder: RunFolder):
+    folder.append(METRICS, row(1) | {"agreement": float("nan")})
+    text = (folder.path / METRICS).read_text()
+    assert json.loads(text, parse_constant=pytest.fail)["agreement"] is None
+    earlier = text.replace("null", "NaN")  # as older versions wrote it
+    (folder.path / METRICS).write_text(earlier)
+    assert read_rows(folder.path / METRICS) == [row(1) | {"agreement": None}]
+
+
 def test_metrics_and_samples_after_the_checkpoint_are_deleted(folder: RunFolder):
     for epoch in (1, 2, 3):
         folder.append(METRICS, row(epoch))
