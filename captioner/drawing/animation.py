@@ -35,30 +35,34 @@ from captioner.schema import build_options
 _MAX_SIDE = 16_383  # pixels; the largest side that WebP supports
 _MAX_PIXELS = 3840 * 2160  # of a frame; about 80 frames are in memory while a file is written
 _MIN_WIDTH = 280  # pixels of the text below the photo
-_TRANSITION = 0.55  # of a word's time: the map moves, then it rests
+_TRANSITION = 0.55  # share of a word's time in which the map changes; then it rests
 FRAME_RATE = 15  # frames per second
-_PAUSE = 2.0  # seconds of the whole sentence at the start
+_PAUSE = 2.0  # seconds for which the whole sentence is shown at the start
 # A pixel of a GIF is dithered again only if its colour changes by this many of 255 levels.
 # Otherwise it keeps its dithered colour, so that the dithering noise does not move. A threshold of
 # 16 left contour lines in moving maps. A threshold of 5 leaves none, but the file is 1.6 times as
 # large.
 _LEAST_CHANGE = 5
-_Point = tuple[float, float]
+_Point = tuple[float, float]  # x and y in pixels from the upper left corner
 _EXPLANATION = "β: use of the photo, p: probability"  # fits the smallest width
 
 
 class Shot(NamedTuple):
-    """A distinct frame, and the number of times it is repeated."""
+    """A frame that differs from the frame before it, and the number of times it is repeated."""
 
     word: int
     """The index of the word, or -1 for the photo with the whole caption."""
     part: float
     """Progress of the transition from the previous word, 0 to 1."""
     frames: int
+    """Number of frames for which the shot is shown."""
 
 
 def plan_shots(words: int, seconds_per_word: float) -> list[Shot]:
-    """Return the shots of an animation: the pause at the start, then ``words`` words."""
+    """Return the shots of an animation with this number of words.
+
+    The first shot is the pause with the whole sentence.
+    """
     rate = FRAME_RATE
     shots = [Shot(-1, 1.0, round(_PAUSE * rate))]
     for word in range(words):
@@ -72,7 +76,7 @@ def plan_shots(words: int, seconds_per_word: float) -> list[Shot]:
 
 
 def ease(part: float) -> float:
-    """Return the smoothstep 3 t^2 - 2 t^3, which rises from 0 to 1 with a slow start and end."""
+    """Return the progress 3 t^2 - 2 t^3, where t is ``part``, 0 to 1. It starts and ends slowly."""
     return part * part * (3.0 - 2.0 * part)
 
 
@@ -86,6 +90,10 @@ class Animation(Drawing):
     kind, suffixes = "an animation", (".gif", ".webp")
 
     def __init__(self, photo: Image.Image, caption: Caption, options: AnimationOptions) -> None:
+        """Arrange the photo, words and numbers. All lengths are in pixels.
+
+        ``photo`` is an RGB picture, drawn in its own size.
+        """
         self.photo, self.caption, self.options = photo, caption.whole(), options
         self.said = caption
         """The caption without its left-out words."""
@@ -113,7 +121,7 @@ class Animation(Drawing):
         return sum(shot.frames for shot in self._shots) / FRAME_RATE
 
     def frames(self) -> Iterator[Image.Image]:
-        """Iterate over all frames, RGB, at ``FRAME_RATE``."""
+        """Yield all frames as RGB pictures, ``FRAME_RATE`` for each second."""
         for shot in self._shots:
             yield from [self._draw(shot)] * shot.frames
 
@@ -131,6 +139,7 @@ class Animation(Drawing):
         return encoded(next(frames), suffix[1:], append_images=frames, **options)
 
     def _repr_html_(self) -> str:
+        """Return the animation as an HTML element for notebooks."""
         data, (width, height) = base64_uri("webp", self.encode(".webp")), self.size
         sentence = self.said.text or "no words"
         alt = html.escape(f"Attention for each word of the caption: {sentence}")
@@ -178,7 +187,7 @@ class Animation(Drawing):
     # --- frames ----------------------------------------------------------------------------------
 
     def _draw(self, shot: Shot) -> Image.Image:
-        """Draw one frame, RGB."""
+        """Draw the frame of a shot as an RGB picture."""
         frame = Image.new("RGB", self.size, self.theme.background)
         corner = self.margin + (self.inner - self.photo.width) // 2, self.margin
         if shot.word < 0:
@@ -207,7 +216,10 @@ class Animation(Drawing):
         return frame
 
     def _sentence(self, frame: Image.Image, current: int) -> None:
-        """Draw the words up to the ``current`` word, and highlight it. -1: draw all words."""
+        """Draw the words up to the word at index ``current``, and highlight this word.
+
+        -1 draws all words without a highlight.
+        """
         size = self.text
         for position, (left, line, word) in enumerate(self.words[: current + 1 or None]):
             top, x = self.sentence_top + line * self.leading, self.margin + left
@@ -227,7 +239,10 @@ class Animation(Drawing):
             self._text(frame, (x, top + round(1.05 * size)), word, size, fill=fill)
 
     def _numbers(self, frame: Image.Image, shot: Shot) -> None:
-        """Draw the word's gate and probability on the left and the colour scale on the right."""
+        """Draw the word's gate and probability on the left, and the colour scale on the right.
+
+        Before the first word, an explanation of these numbers is drawn instead.
+        """
         size, theme, gates, muted = self.small, self.theme, self.caption.gates, self.theme.muted
         baseline = self.numbers_top + round(1.1 * size)
         top, bottom = baseline - round(0.58 * size), baseline - round(0.1 * size) + 1
@@ -258,13 +273,25 @@ class Animation(Drawing):
         )
 
     def _text(self, frame: Image.Image, at: _Point, text: str, size: int, **how: Any) -> None:
-        """Draw text with its baseline at a point. ``how`` overrides Pillow's fill and anchor."""
+        """Draw text that begins at a point on its baseline.
+
+        ``how`` overrides the arguments ``fill`` (colour) and ``anchor`` of Pillow's ``text``.
+        """
         how = {"fill": self.theme.text, "anchor": "ls"} | how
         ImageDraw.Draw(frame).text(at, text, font=style.pillow_font(size), **how)
 
 
 def _arrange(caption: Caption, size: int, width: int) -> list[tuple[float, int, str]]:
-    """Wrap the sentence, and return the left edge, line and spelling of each word."""
+    """Break a caption into lines, and return the position and spelling of each word.
+
+    Args:
+        caption: The caption, with its left-out words.
+        size: Text size (pixels).
+        width: Width of a line (pixels).
+
+    Returns:
+        For each word, its left edge (pixels), the number of its line, from 0, and its spelling.
+    """
     font = style.pillow_font(size)
     arranged: list[tuple[float, int, str]] = []
     end, line = 0.0, 0

@@ -1,8 +1,9 @@
 """A NumPy archive (.npz) with the attention maps of many photos, for use in other programs.
 
-The archive has N rows, one per caption. The longest caption has T words. Shorter captions are
-padded with empty words and zeros; the array of truth probabilities is padded with NaN. Arrays for
-left-out words are padded in the same way to U words. No array is pickled. docs/interoperability.md
+The archive has N rows, one for each caption. All arrays are padded to T words, the number of words
+in the longest caption. The padding consists of empty words and zeros. In the array ``truth`` (the
+probability that a word is true), it consists of NaN. Arrays for left-out words are padded in the
+same way to the largest number of left-out words, U. No array is pickled. docs/interoperability.md
 lists the keys.
 """
 
@@ -23,6 +24,7 @@ from captioner.errors import ConfigError
 from captioner.hints import hinted
 
 FORMAT_VERSION = 1
+"""Version of the archive's keys and shapes, stored in the archive."""
 
 
 @hinted
@@ -35,6 +37,7 @@ class MapArchive(Drawing):
         self._rows: list[tuple[str, tuple[int, int], Caption]] = []
 
     def __len__(self) -> int:
+        """Return the number of captions in the archive."""
         return len(self._rows)
 
     def add(
@@ -51,8 +54,8 @@ class MapArchive(Drawing):
             size: Width and height of the upright photo in pixels, or None to read the file.
 
         Raises:
-            ConfigError: A caption's arrays do not match its words, or its grid differs from the
-                grid of earlier captions.
+            ConfigError: An entry is not a caption, or its grid differs from the grid of earlier
+                captions.
             ImageError: The photo cannot be read.
         """
         size = size or image_size(photo)
@@ -104,7 +107,7 @@ def _nothing(caption: Caption) -> LeftOut:
 
 
 def _padded(rows: Sequence[Caption | LeftOut]) -> dict[str, NDArray[Any]]:
-    """Return the words and arrays of all rows by key, padded to the longest row."""
+    """Return the words and arrays of all rows by their keys, padded to the longest row."""
     lengths = [len(row.words) for row in rows]
     rests = [max(lengths) - length for length in lengths]
 

@@ -36,20 +36,24 @@ from matplotlib.path import Path
 from matplotlib.transforms import Affine2D, Bbox, TransformedBbox
 
 _SETTINGS: Any = {
-    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],  # the others in viewers of SVG
+    # A viewer of SVG uses the first font in this list that it has.
+    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],
     "text.hinting": "none",
     "path.simplify": False,
     "pdf.fonttype": 42,
     "svg.fonttype": "none",
     "svg.hashsalt": "captioner",
 }
-_QUALITY = 88  # of JPEG in SVG and PDF
+_QUALITY = 88  # JPEG quality of pictures in SVG and PDF files
 _LOCK = threading.Lock()  # matplotlib's settings are global
 
 
 @contextmanager
 def matplotlib_settings() -> Iterator[None]:
-    """Apply captioner's matplotlib settings in one thread at a time, then restore the user's."""
+    """Apply captioner's settings of matplotlib in the block, then restore the user's settings.
+
+    Only one thread at a time can enter such a block, because the settings are global.
+    """
     with _LOCK, matplotlib.rc_context(), warnings.catch_warnings():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_SETTINGS)
@@ -63,8 +67,11 @@ class Canvas:
     def __init__(self, theme: Theme, text_size: float, dpi: float, max_dpi: float) -> None:
         """Create an empty canvas.
 
-        ``text_size`` is the default text size in pixels. In SVG and PDF files, ``dpi`` pixels of
-        the canvas make one inch, and pictures have at most ``max_dpi`` pixels per inch.
+        Args:
+            theme: Colours.
+            text_size: Default text size (pixels).
+            dpi: Number of pixels that make one inch in SVG and PDF files.
+            max_dpi: Limit on the pixels per inch of photos in SVG and PDF files.
         """
         self.theme, self.text_size, self._max_dpi = theme, text_size, max_dpi
         self.figure = Figure(dpi=dpi, facecolor=theme.background, edgecolor="none")
@@ -91,7 +98,17 @@ class Canvas:
         bold: bool = False,
         align: Literal["left", "right", "center"] = "left",
     ) -> None:
-        """Draw one line of text with its baseline at ``y``."""
+        """Draw one line of text.
+
+        Args:
+            x: Left edge, right edge or centre of the text, depending on ``align``.
+            y: Baseline of the text.
+            text: The text. Characters that cannot be printed become spaces.
+            size: Text size (pixels). None selects the canvas's default.
+            colour: Colour (#rrggbb). None selects the theme's text colour.
+            bold: Draw bold letters.
+            align: The part of the text that is at ``x``.
+        """
         if text := printable(text).rstrip():
             font = FontProperties(
                 family="sans-serif",
@@ -109,7 +126,13 @@ class Canvas:
         self._add(Rectangle((left, top), *size, facecolor=colour, linewidth=0, snap=False))
 
     def bar(self, box: tuple[int, int, int, int], share: float, fill: str) -> None:
-        """Draw a horizontal bar, filled from the left by ``share`` (0 or NaN: not filled)."""
+        """Draw a horizontal bar, and fill a share of it from the left.
+
+        Args:
+            box: Left, top, right and bottom edges.
+            share: The share, 0 to 1. If it is 0 or NaN, nothing is filled.
+            fill: Colour of the filled part.
+        """
         left, top, right, bottom = box
         self.box(left, top, right, bottom, self.theme.track)
         if share > 0:
@@ -117,13 +140,24 @@ class Canvas:
             self.box(left, top, left + length, bottom, fill)
 
     def picture(self, x: int, y: int, image: Image.Image, title: str) -> None:
-        """Draw a picture. ``title`` is its text alternative."""
+        """Draw a picture with its upper left corner at ``x``, ``y``.
+
+        ``title`` is the text alternative of the picture in SVG files.
+        """
         self._add(_Picture(x, y, image, title, min(1.0, self._max_dpi / self.figure.dpi)))
 
     def outline(
         self, x: int, y: int, size: tuple[int, int], mask: NDArray[np.bool_], hairline: float
     ) -> None:
-        """Draw the border of a mask (H, W) over a picture at ``x``, ``y`` with this size."""
+        """Draw the border of a mask over a picture.
+
+        Args:
+            x: Left edge of the picture.
+            y: Top edge of the picture.
+            size: Width and height of the picture.
+            mask: The mask, (H, W). True is inside the border.
+            hairline: Unit of the line's thickness (pixels).
+        """
         padded = np.pad(np.asarray(mask, dtype=np.float32), 1)
         # The line runs halfway between pixels inside and outside the mask. Pixel i of the mask is
         # pixel i + 1 of the padded mask, and its centre is at i + 0.5.
@@ -143,6 +177,7 @@ class Canvas:
             patch.set_clip_box(TransformedBbox(Bbox.from_bounds(x, y, *size), self._down))
 
     def _add(self, artist: Artist) -> None:
+        """Add a shape to the figure, above everything that was drawn before."""
         artist.set(transform=self._down, zorder=self._order())
         self.figure.add_artist(artist)
 
@@ -152,9 +187,13 @@ class Canvas:
 
 
 class _Picture(Artist):
-    """An RGB picture at whole pixels."""
+    """An RGB picture in a matplotlib figure, at whole pixels."""
 
     def __init__(self, x: int, y: int, image: Image.Image, title: str, shrink: float) -> None:
+        """Place a picture (see ``Canvas.picture``).
+
+        In SVG and PDF files, its width and height are multiplied by ``shrink``.
+        """
         super().__init__()
         self.x, self.y, self.image, self.title, self.shrink = x, y, image, title, shrink
 
@@ -194,7 +233,10 @@ def to_image(figure: Figure) -> Image.Image:
 
 
 def to_vectors(figure: Figure, kind: str, title: str) -> bytes:
-    """Return the content of an ``svg`` or ``pdf`` file. It contains no date."""
+    """Return the content of an ``svg`` or ``pdf`` file.
+
+    The file contains no date, so that equal figures produce equal files.
+    """
     buffer = io.BytesIO()
     date = "Date" if kind == "svg" else "CreationDate"
     about = {"Title": printable(title), "Creator": f"captioner {__version__}", date: None}
@@ -207,7 +249,10 @@ def to_vectors(figure: Figure, kind: str, title: str) -> bytes:
 
 
 def _with_jpeg(pdf: bytes, pictures: Sequence[tuple[bytes, tuple[int, int]]]) -> bytes:
-    """Replace the images in a PDF, in order, with JPEG data, which matplotlib cannot write."""
+    """Replace the images in a PDF, in order, by JPEG data, because matplotlib cannot write JPEG.
+
+    Each picture is a pair of its JPEG data, and its width and height.
+    """
     start = int(pdf.rsplit(b"startxref\n", 1)[1].split()[0])
     table, remaining, moved = pdf[start:], iter(pictures), {}
     offsets = sorted(int(line[:10]) for line in table.splitlines() if line.endswith(b" n "))

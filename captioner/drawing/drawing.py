@@ -50,7 +50,14 @@ class Drawing(ABC):
 
 
 def check_size(kind: str, width: int, height: int, max_side: int, max_pixels: int) -> None:
-    """Check that a picture is small enough to render.
+    """Check that a picture is small enough to be drawn.
+
+    Args:
+        kind: Name of the picture in the error message.
+        width: Width of the picture (pixels).
+        height: Height of the picture (pixels).
+        max_side: Limit on the longer side (pixels).
+        max_pixels: Limit on the number of pixels.
 
     Raises:
         ConfigError: The picture is too large.
@@ -66,10 +73,11 @@ def check_size(kind: str, width: int, height: int, max_side: int, max_pixels: in
 def check_captions(
     captions: Caption | Sequence[Caption], labels: Sequence[str] = ()
 ) -> list[Caption]:
-    """Return one or several captions as a list.
+    """Check the captions and labels of a drawing, and return the captions as a list.
 
     Raises:
-        ConfigError: An entry is not a caption, or the numbers of labels and captions differ.
+        ConfigError: The list is empty, an entry is not a caption, or the numbers of labels and
+            captions differ.
     """
     given = list(captions) if isinstance(captions, Sequence) else [captions]
     if not given:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from captioner.drawing.sheet import Masks
 
 _MAX_SIDE = 65_500  # pixels; matplotlib's renderer uses 16-bit coordinates
-_MAX_PIXELS = 89_478_485  # what Pillow reads without a warning; twice that needs 5 GB
+_MAX_PIXELS = 89_478_485  # Pillow reads this many without a warning; twice as many need 5 GB
 _POSITIONS = re.compile(r"\s*(\d+)(?:\s*[-–]\s*(\d+))?\s*")
 
 
@@ -41,6 +41,7 @@ class Figure(Drawing):
     kind, suffixes = "a figure", (".png", ".jpg", ".jpeg", ".svg", ".pdf")
 
     def __init__(self, figure: matplotlib.figure.Figure, title: str) -> None:
+        """Store a drawn figure. ``title`` is its title in ``.svg`` and ``.pdf`` files."""
         self.figure = figure
         """The matplotlib figure."""
         self._title = title
@@ -68,7 +69,7 @@ class Figure(Drawing):
         return encoded(self.image(), "JPEG", quality=92, subsampling=0, optimize=True, dpi=dpi)
 
     def show(self) -> None:
-        """Show the figure below the notebook cell, or else in the image viewer of the desktop.
+        """Show the figure below the cell of a notebook, or else in the desktop's image viewer.
 
         Raises:
             ConfigError: Neither a notebook nor an image viewer is available.
@@ -76,6 +77,7 @@ class Figure(Drawing):
         show_figure(self)
 
     def _repr_png_(self) -> bytes:
+        """Return the figure as a PNG file for notebooks."""
         return self.encode(".png")
 
 
@@ -167,11 +169,14 @@ def overlay(
 
 
 def find_words(captions: Sequence[Caption], only: Sequence[str]) -> list[list[tuple[int, ...]]]:
-    """Return the positions (from 0) at which each caption contains the queries.
+    """Return the positions (from 0) at which each caption contains the queries in ``only``.
 
     A query is a word ("dog"), consecutive words or sub-words as the sentence spells them
     ("brown dog"), a position counted from 1 ("3"), or a range of positions ("2-4"). Digits are
     always positions. Without queries, every word is found.
+
+    Returns:
+        For each caption, the occurrences of all queries. An occurrence is a tuple of positions.
 
     Raises:
         ConfigError: No caption contains a query.
@@ -191,7 +196,7 @@ def find_words(captions: Sequence[Caption], only: Sequence[str]) -> list[list[tu
 
 
 def content_positions(caption: Caption) -> list[tuple[int, ...]]:
-    """Return the positions of the content words, or of all words if none is a content word.
+    """Return the position of each content word, or of each word in a caption without content words.
 
     All keywords count as content words.
     """

@@ -48,25 +48,25 @@ _BAR_PHOTO, _BAR_HEATMAP = 208, 128  # grey levels under the colour scale
 class HeatmapStyle(NamedTuple):
     """The constants of the equations at the top of this file, also used by the viewer."""
 
-    rest: float = 0.35  # the photo where there is no attention, in its own colours
-    lift: float = 0.08  # white added at s = 1, in its own colours
-    dim: float = 0.42  # the photo under a heatmap
-    saturation: float = 0.12  # saturation of the photo where there is no attention
-    heat: float = 0.9  # the heatmap at s = 1
-    floor: float = 0.5  # the heatmap over black, relative to white
-    outside: float = 0.2  # the photo outside the crop box
-    hatch: float = 0.13  # what the hatching adds there
+    rest: float = 0.35  # colormap photo: brightness of the photo at s = 0
+    lift: float = 0.08  # colormap photo: white that is added at s = 1
+    dim: float = 0.42  # other colormaps: brightness of the photo under the heatmap
+    saturation: float = 0.12  # saturation of the photo at s = 0
+    heat: float = 0.9  # other colormaps: strength of the heatmap
+    floor: float = 0.5  # other colormaps: strength of the heatmap over black, relative to white
+    outside: float = 0.2  # brightness of the photo outside the part that the encoder sees
+    hatch: float = 0.13  # brightness that the hatching adds to this part
 
 
 HEATMAP_STYLE = HeatmapStyle()
 
 CLOSED_GATE = 0.1
-"""Gates below this value are nearly closed; see ``shared_scale``. The value was chosen by looking
-at figures."""
+"""Gates below this value are nearly closed, so the map of the word hardly counts (see
+``shared_scale``). The value was chosen by looking at figures."""
 
 
 def closed_words(gates: ArrayLike) -> NDArray[np.bool_]:
-    """Mark the words with a nearly closed gate, (T,), because their maps hardly count.
+    """Return which words have a nearly closed gate, (T,), so that their maps hardly count.
 
     If all gates are nearly closed, such as with attention ``fixed_at_start``, no word is marked.
     """
@@ -186,7 +186,7 @@ def attention_image(
 
 
 def greyed(picture: Image.Image) -> Image.Image:
-    """Return a picture in grey, the form in which maps of left-out words are shown."""
+    """Return a picture in shades of grey, as used for the maps of left-out words."""
     return picture.convert("L").convert("RGB")
 
 
@@ -201,7 +201,10 @@ def scale_bar(width: int, height: int, colormap: str = "photo") -> Image.Image:
 def _interpolate_rows(
     values: NDArray[np.float32], samples: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Interpolate rows of ``values`` (N, M) at fractional indices ``samples`` (P,), to (P, M).
+    """Interpolate linearly between the rows of a matrix, and return the new rows, (P, M).
+
+    ``values`` is the matrix, (N, M). ``samples`` are fractional indices of its rows, (P,), from 0
+    to N - 1.
 
     The code indexes rows instead of multiplying matrices. A matrix product is ten times slower when
     BLAS threads compete for cores.
@@ -214,7 +217,10 @@ def _interpolate_rows(
 
 
 def _blend(photo: Image.Image, levels: NDArray[np.float32], colormap: str) -> Image.Image:
-    """Blend a map ``levels`` (H, W), 0 to 1 or NaN (not seen), with a photo."""
+    """Blend a map with a photo (see the equations at the top of this file).
+
+    ``levels`` is the map s, (H, W), 0 to 1, or NaN at pixels that the encoder does not see.
+    """
     outside = np.isnan(levels)
     strength = np.clip(np.where(outside, np.float32(0.0), levels), 0.0, 1.0)
     entry = (strength * 255.0 + 0.5).astype(np.uint8)

@@ -37,7 +37,7 @@ from captioner.schema import build_options
 
 WEB = Path(__file__).parent / "web"
 
-_QUALITY = 88
+_QUALITY = 88  # JPEG quality of pictures
 
 VIEWER = [WEB / name for name in ("viewer.css", "zoom.js", "viewer.js")]
 """Files of the viewer, which every page includes."""
@@ -49,6 +49,7 @@ class Entry:
     """A photo on a page, with its captions."""
 
     photo: Photo
+    """The photo, in any form that ``open_image`` reads."""
     captions: Sequence[Caption]
     """Captions, shown below each other."""
     title: str = ""
@@ -63,6 +64,7 @@ class Page(Drawing):
 
     kind, suffixes = "a page", (".html", ".htm")
     html: str
+    """The text of the document."""
 
     def encode(self, suffix: str = ".html") -> bytes:  # noqa: ARG002 - there is only one format
         """Return the content of the file, in UTF-8.
@@ -152,7 +154,7 @@ def gallery_template(theme: str = "auto") -> str:
 
 
 def viewer_look(options: PageOptions) -> dict[str, Any]:
-    """Return the settings that make the viewer draw maps exactly like ``heatmap``."""
+    """Return the settings with which the viewer draws maps exactly like the module ``heatmap``."""
     return {
         "palette": palette(options.colormap),
         "heatmap": HEATMAP_STYLE._asdict(),
@@ -165,7 +167,13 @@ def viewer_look(options: PageOptions) -> dict[str, Any]:
 
 
 def _item(entry: Entry, number: int, panel_size: int) -> str:
-    """Return the HTML list item of a photo. It works without JavaScript."""
+    """Return the HTML list item of a photo, which works without JavaScript.
+
+    Args:
+        entry: The photo with its captions.
+        number: Number of the photo on the page, from 1.
+        panel_size: Limit on the longer side of the photo (pixels).
+    """
     picture = fit_photo(open_image(entry.photo), panel_size)
     texts = [caption.text or "no words" for caption in entry.captions]
     labels = [f"{label}: " for label in entry.labels] or [""] * len(texts)
@@ -184,7 +192,7 @@ def _item(entry: Entry, number: int, panel_size: int) -> str:
 
 
 def _left_out(caption: Caption) -> str:
-    """Return HTML for the left-out words of a caption, in grey, like ``leftOut`` in viewer.js."""
+    """Return HTML for a caption's left-out words in grey, the same as ``leftOut`` in viewer.js."""
     if caption.left_out is None:
         return ""
     name = '<span class="hidden-text">left out: </span>'
@@ -192,7 +200,10 @@ def _left_out(caption: Caption) -> str:
 
 
 def _sure(caption: Caption) -> str:
-    """Return HTML for a caption's confidence if known, like ``galleryItem`` in downloads.js."""
+    """Return HTML for a caption's confidence, or an empty text if the confidence is unknown.
+
+    ``galleryItem`` in downloads.js writes the same HTML.
+    """
     if caption.confidence is None:
         return ""
     return f' <span class="sure">{percent(caption.confidence)} likely to be right</span>'
@@ -201,7 +212,10 @@ def _sure(caption: Caption) -> str:
 def review_page(site: Path, file: str, rows: Sequence[dict[str, str]]) -> str:
     """Return a page to review alternative texts, each with a picture, a text field and a tick box.
 
-    ``file`` is the name of the table with the texts. The pictures are in the folder ``site``.
+    Args:
+        site: Folder of the site, with the pictures.
+        file: Name of the table that the page offers for download.
+        rows: Rows of the table, with a value for each column.
     """
     names = {row["image"] for row in rows if row["alt"]}
     pictures = {name: data_uri(fit_photo(open_image(site / name), 320)) for name in names}
@@ -227,8 +241,12 @@ def document(
 ) -> str:
     """Build an HTML document. Text in its ``body`` must be escaped.
 
-    ``files`` are style sheets and scripts. The scripts run in order, after the body. ``head`` lists
-    further elements of the head, such as an icon, which replace the default empty icon.
+    Args:
+        title: Title of the document.
+        body: HTML of the body.
+        files: Style sheets and scripts to include. The scripts run in order, after the body.
+        theme: ``light``, ``dark`` or ``auto`` (the setting of the reader's system).
+        head: Elements of the head, such as an icon. They replace the default, an empty icon.
     """
     styles = [asset(path) for path in files if path.suffix == ".css"]
     scripts = [asset(path) for path in files if path.suffix == ".js"]
@@ -245,9 +263,10 @@ def document(
 
 
 def with_policy(page: str, rules: str | None = None) -> str:
-    """Add a Content-Security-Policy to a page that is opened as a file, and so has no headers.
+    """Add a Content-Security-Policy to a page as an element of its head.
 
-    ``rules`` is the policy (default: ``policy(page)``).
+    A page that is opened as a file needs this, because it has no HTTP headers. ``rules`` is the
+    policy (default: ``policy(page)``).
     """
     content = escape(rules or policy(page))
     rule = f'<meta http-equiv="Content-Security-Policy" content="{content}">'
@@ -274,14 +293,17 @@ def policy(page: str, *, connect: str = "'none'", scripts: str = "", images: str
 
 
 def hashes(kind: str, page: str) -> str:
-    """Return the hashes of a document's inline ``script`` or ``style`` elements, as CSP sources."""
+    """Return the hashes of a document's inline scripts or styles, in the form of a policy.
+
+    ``kind`` is ``script`` or ``style``.
+    """
     texts = re.findall(f"<{kind}>(.*?)</{kind}>", page, re.DOTALL)
     digests = (hashlib.sha256(text.encode()).digest() for text in texts)
     return " ".join(f"'sha256-{base64.b64encode(d).decode()}'" for d in digests) or "'none'"
 
 
 def asset(path: Path) -> str:
-    """Read a script, style sheet or template of the package."""
+    """Return the text of a script, style sheet or template in the package."""
     return path.read_text(encoding="utf-8")
 
 

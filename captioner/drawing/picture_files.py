@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def base64_uri(kind: str, data: bytes) -> str:
-    """Return the content of a picture file as a data URI."""
+    """Return the content of a picture file as a data URI. ``kind`` is a type such as ``png``."""
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 

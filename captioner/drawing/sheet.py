@@ -43,8 +43,8 @@ _LEAST_ASPECT = 0.85  # width / height below which a figure is too tall for a co
 _MAX_COLUMNS = 8  # unless columns is given
 _MIN_TEXT = 14  # pixels
 _SMALL = 0.82  # size of numbers and notes, in text sizes
-_WIDE_CELL = 1 / 0.092  # text sizes: a cell with room for its numbers in two lines
-_NARROW_CELL = 1 / 0.15  # text sizes: a cell with room for its numbers below each other
+_WIDE_CELL = 1 / 0.092  # text sizes: width of a cell with room for its numbers in two lines
+_NARROW_CELL = 1 / 0.15  # text sizes: width of a cell with room for its numbers in three lines
 _READABLE = 6 / 72  # inches: smallest text where the figure is printed
 
 _TITLES = METHOD_TITLES | {"keywords": "keywords"}
@@ -61,7 +61,8 @@ _METHOD_NOTES = {
 
 
 Masks: TypeAlias = Mapping[int, Sequence[NDArray[np.bool_]]]
-"""Masks (H, W) of the photo's size, by the position of a word, counted from 0."""
+"""Masks of objects that a word names, by the position of the word, from 0. A mask has the photo's
+size, (H, W)."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,15 @@ class Panel:
     """A panel with the map of one or several words, or with the photo if ``positions`` is empty."""
 
     title: str
+    """The words of the panel, or the name of another panel, such as ``photo``."""
     positions: tuple[int, ...]
+    """Positions of the words in the caption with its left-out words, from 0."""
     alpha: NDArray[np.float32] | None
+    """The map, (Gh, Gw), or None for the photo."""
     masks: list[NDArray[np.bool_]]
+    """Masks to outline, (H, W)."""
     alternatives: tuple[Alternative, ...] = ()
+    """Candidate words to list below the panel."""
     unused: bool = False
     """True if the gates of all words in the panel are nearly closed."""
     left_out: bool = False
@@ -84,8 +90,11 @@ class Block:
     """A caption and its panels."""
 
     caption: Caption
+    """The caption, in which left-out words are not counted as words."""
     label: str
+    """Name of the caption, such as the name of its model. May be empty."""
     panels: list[Panel]
+    """The panels of the block, in the order of reading."""
 
     @cached_property
     def whole(self) -> Caption:
@@ -96,9 +105,14 @@ class Block:
 def panels_of(
     caption: Caption, shown: Sequence[tuple[int, ...]], masks: Masks, options: FigureOptions
 ) -> list[Panel]:
-    """Return the panels for the photo, for the shown words, and (if requested) for their mean map.
+    """Return the panels of a caption: the photo, the shown words, and the mean map if requested.
 
-    Positions from T on, the number of words of the caption, belong to left-out words.
+    Args:
+        caption: The caption, with T words.
+        shown: Positions of the words in each panel, from 0. Positions from T on belong to left-out
+            words.
+        masks: Masks to outline.
+        options: Options of the figure.
     """
     count, caption = len(caption.words), caption.whole()
     words = caption.words
@@ -130,11 +144,12 @@ class Layout:
     def __init__(
         self, panel: tuple[int, int], blocks: list[Block], columns: int, options: FigureOptions
     ) -> None:
+        """Choose the text size and compute all lengths. ``panel`` is the size of a panel's map."""
         panels = [one for block in blocks for one in block.panels]
         self.columns, self.inches = columns, options.width
         cell = max(panel[0], heatmap.MIN_PANEL)
         lines = max(len(one.alternatives) for one in panels)
-        # Alternatives, words with their bars, need a wide cell.
+        # Alternatives need a wide cell, because each word has a bar next to it.
         most = cell / (_WIDE_CELL if lines else _NARROW_CELL)
         self.text = max(_MIN_TEXT, math.ceil(min(0.06 * math.sqrt(math.prod(panel)), most)))
         self._measure(cell)
@@ -172,7 +187,11 @@ class Layout:
         return round(factor * self.text)
 
     def penalty(self) -> float:
-        """Return a penalty for bad shapes, empty or narrow cells, and text too small to print."""
+        """Return a number that is larger for a worse layout.
+
+        A layout is bad if its shape is too wide or too tall, if cells are empty or narrow, or if
+        its text is too small to read in print.
+        """
         # About 150 characters of numbers and phrases above the panels, and 350 of notes below them.
         header, legend = (
             2 + 1.2 * math.ceil(0.46 * n / (self.inner / self.text)) for n in (150, 350)
@@ -186,7 +205,7 @@ class Layout:
 
 
 def choose_layout(panel: tuple[int, int], blocks: list[Block], options: FigureOptions) -> Layout:
-    """Return the layout with the lowest penalty.
+    """Return the layout with the lowest penalty. ``panel`` is the width and height of a panel.
 
     If all blocks show the same words, layouts with fewer rows are preferred, as long as their text
     is readable.
@@ -199,7 +218,7 @@ def choose_layout(panel: tuple[int, int], blocks: list[Block], options: FigureOp
 
 
 def _is_doubtful(caption: Caption, panel: Panel) -> bool:
-    """Return whether a panel shows a single word, which is a doubtful word of the caption."""
+    """Return whether a panel shows a single word, and this word of the caption is doubtful."""
     single = len(panel.positions) == 1 and not panel.left_out
     return single and panel.positions[0] in caption.doubtful
 
@@ -210,12 +229,13 @@ class Sheet(Canvas):
     def __init__(
         self, layout: Layout, blocks: list[Block], photo: Image.Image, options: FigureOptions
     ) -> None:
+        """Create an empty sheet. ``photo`` has the size of a panel."""
         dpi = layout.width / options.width
         super().__init__(style.THEMES[options.theme], layout.small, dpi, options.dpi)
         self.layout, self.blocks, self.photo, self.options = layout, blocks, photo, options
         self.tops: dict[str, float] = {}
-        """The common scale of each method. Methods have separate scales, because their units
-        differ."""
+        """The value that is drawn brightest in all maps of a method, by method. Methods have
+        separate scales, because their units differ."""
         for block in blocks:
             if shown := sorted({i for panel in block.panels for i in panel.positions}):
                 one = block.whole
@@ -226,7 +246,7 @@ class Sheet(Canvas):
         self.common = options.scale == "common"
 
     def draw(self) -> Figure:
-        """Draw everything, from top to bottom."""
+        """Draw everything from top to bottom, and return the figure."""
         layout, y = self.layout, self.layout.margin - self.layout.block_gap
         for block in self.blocks:
             y = self._block(block, y + layout.block_gap)
@@ -250,10 +270,10 @@ class Sheet(Canvas):
         return y
 
     def _header(self, block: Block, y: int) -> int:
-        """Draw the label, sentence, confidence and phrases of a block, and return their bottom.
+        """Draw the label, sentence, confidence and phrases of a block.
 
-        If several methods explain one caption, only the first block shows the sentence. Left-out
-        words follow the sentence in grey.
+        Return the y coordinate of their bottom. If several methods explain one caption, only the
+        first block shows the sentence. Left-out words follow the sentence in grey.
         """
         layout, muted, caption = self.layout, self.theme.muted, block.caption
         text, small, left, width = layout.text, layout.small, layout.margin, layout.inner
@@ -294,7 +314,7 @@ class Sheet(Canvas):
         return y
 
     def _cell(self, caption: Caption, panel: Panel, x: int, y: int) -> None:
-        """Draw a panel with its title and alternatives."""
+        """Draw a panel with its title and alternatives, with its upper left corner at a point."""
         layout, picture, name = self.layout, self.photo, panel.title
         if panel.alpha is None:
             self.text(x, y + layout.em(1.15), panel.title, layout.text, self.theme.muted)
@@ -324,7 +344,7 @@ class Sheet(Canvas):
             self._alternative(other, chosen, x, y + line * layout.line)
 
     def _title(self, caption: Caption, panel: Panel, x: int, y: int) -> None:
-        """Draw the words above a panel, with probability, gate and the focus of the map."""
+        """Draw the words above a panel, with their probability, their gate and the map's focus."""
         layout, plain, positions = self.layout, self.options.plain, list(panel.positions)
         right, baseline = x + layout.cell_width, y + layout.em(1.15)
         log_prob = float(np.minimum(caption.log_probs[positions], 0.0).sum(dtype=np.float64))
@@ -363,7 +383,7 @@ class Sheet(Canvas):
         self.text(right, baseline, focus, align="right")
 
     def _alternative(self, other: Alternative, chosen: bool, x: int, y: int) -> None:
-        """Draw a candidate word and its probability."""
+        """Draw a candidate word and its probability. A chosen word is highlighted."""
         layout, theme, size = self.layout, self.theme, self.layout.small
         baseline, right = y + round(1.05 * size), x + layout.cell_width
         middle = x + size + round(0.45 * (layout.cell_width - size))
@@ -379,7 +399,10 @@ class Sheet(Canvas):
         self.text(right, baseline, style.probability(other.log_prob), size, colour, align="right")
 
     def _legend(self, top: int) -> int:
-        """Draw the colour scale and the notes, side by side if the figure is wide enough."""
+        """Draw the colour scale and the notes, and return the y coordinate of their bottom.
+
+        They are side by side if the figure is wide enough.
+        """
         layout, size = self.layout, self.layout.small
         notes = self._notes()
         width = min(layout.inner, layout.em(18))
@@ -437,7 +460,10 @@ class Sheet(Canvas):
         return [note for note, applies in notes.items() if applies]
 
     def _scale(self, x: int, y: int, width: int, *, one_line: bool) -> int:
-        """Draw the colour bar of the maps with its labels, and return the bottom of the bar."""
+        """Draw the colour bar of the maps with its labels, and return the bottom of the bar.
+
+        With ``one_line``, the title is next to the bar instead of above it.
+        """
         layout, size, several = self.layout, self.layout.small, len(self.tops) > 1
         title, most = "each word on its own scale", "strongest tenth"
         if self.common:

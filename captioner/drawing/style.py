@@ -28,9 +28,9 @@ class Theme(NamedTuple):
 
     background: str
     text: str
-    muted: str  # secondary text
-    track: str  # background of bars, and rules
-    gate: str
+    muted: str  # less important text
+    track: str  # empty part of bars
+    gate: str  # bar of the gate
     chosen: str  # bar of the chosen word
     other: str  # bars of the other candidate words
     highlight: str  # background of the current word of an animation
@@ -49,7 +49,7 @@ THEMES = {
 
 
 def font_file(bold: bool = False) -> Path:
-    """Return the path of the font file."""
+    """Return the path of the regular or bold font's file."""
     from captioner.drawing.backend import matplotlib
 
     name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
@@ -58,13 +58,13 @@ def font_file(bold: bool = False) -> Path:
 
 @lru_cache(maxsize=32)
 def pillow_font(size: int, bold: bool = False) -> ImageFont.FreeTypeFont:
-    """Return the font for Pillow, which aligns small letters with whole pixels."""
+    """Return the font in the form that Pillow needs. Pillow aligns letters with whole pixels."""
     return ImageFont.truetype(str(font_file(bold)), size)
 
 
 @lru_cache(maxsize=4096)
 def text_width(text: str, size: float, bold: bool = False) -> float:
-    """Return the width of text in pixels, without hinting."""
+    """Return the width of text in pixels, as if letters were not aligned with whole pixels."""
     return pillow_font(_LARGE, bold).getlength(text[:_LARGE]) * size / _LARGE
 
 
@@ -108,7 +108,7 @@ def fit(word: str, size: float, width: float) -> tuple[str, float]:
 
 
 def truncate(word: str, size: float, width: float, *, bold: bool = False) -> str:
-    """Return a word, shortened with an ellipsis if it is wider than ``width``."""
+    """Return a word or text, shortened with an ellipsis if it is wider than ``width``."""
     if len(word) <= _LARGE and text_width(word, size, bold) <= width + 0.01:
         return word
     word = word[: _LARGE - 1]
@@ -123,7 +123,10 @@ def number(value: float) -> str:
 
 
 def probability(log_prob: float) -> str:
-    """Format a natural log-probability as a probability: 0.42, 3·10⁻⁵ (below 0.005), or a dash."""
+    """Format a natural log-probability as a probability, such as 0.42.
+
+    Values below 0.005 have the form 3·10⁻⁵. Probability 0 and NaN become a dash.
+    """
     if math.isnan(log_prob) or log_prob == -math.inf:
         return "–"
     if log_prob >= math.log(0.005):

@@ -1,4 +1,4 @@
-"""Functions that show a figure in the notebook, or in the image viewer of the desktop."""
+"""Functions that show a figure in a notebook or in the desktop's image viewer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Showable(Protocol):
 
 
 def show_figure(figure: Showable) -> None:
-    """Show a figure below the notebook cell, or else in the image viewer of the desktop.
+    """Show a figure below the cell of a notebook, or else in the desktop's image viewer.
 
     Raises:
         ConfigError: Neither a notebook nor an image viewer is available.
@@ -44,8 +44,8 @@ def in_notebook() -> bool:
 def _has_desktop() -> bool:
     """Return whether an image viewer could open a window.
 
-    On Linux, viewers need a display. Without one, Pillow starts a viewer that fails silently, and
-    reports success.
+    On Linux, a viewer needs a display. Without a display, Pillow starts a viewer that fails
+    silently, but Pillow reports success. The display is therefore checked first.
     """
     if sys.platform != "linux":
         return True

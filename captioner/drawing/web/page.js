@@ -44,7 +44,7 @@
     show(number >= 1 && number <= entries.length ? number - 1 : null, focus);
   }
 
-  /** Open the next (1) or previous (-1) photo of the list that matches the search. */
+  /** Open the next (`step` 1) or previous (-1) photo that matches the search. */
   function next(step) {
     let place = order.indexOf(shown);
     do place = (place + step + order.length) % order.length;

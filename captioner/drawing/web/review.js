@@ -1,7 +1,8 @@
 "use strict";
-/* A page to review alternative texts. Each card shows one picture in one use, which may be in several
-   places of the site. A text that differs from the suggestion is always reviewed, so that no key
-   takes a correction back. This browser keeps the reviews, as far as it keeps data of files. */
+/* A page to review alternative texts. Each card shows a group of rows of the table: a picture that is
+   used in the same way, possibly in several places of the site. A text that differs from the
+   suggestion always counts as reviewed, so that no key can take a correction back. The browser
+   stores the reviews, if it stores data for pages that are opened as files. */
 (() => {
   const { id, rows, pictures } = JSON.parse(document.getElementById("captioner-data").textContent);
   const groups = new Map();
@@ -13,15 +14,16 @@
   const reviews = stored();
   let unsaved = false; // changes since the last download
 
-  /** Reviews of an earlier visit: text and tick by group. */
+  /** Return the reviews of an earlier visit: the text and the tick of each group. */
   function stored() {
     try {
       return JSON.parse(localStorage.getItem(storage)) ?? {};
     } catch {
-      return {}; // the browser keeps nothing
+      return {}; // the browser stores nothing
     }
   }
 
+  /** Store the reviews in the browser, if possible. */
   function keep() {
     try {
       localStorage.setItem(storage, JSON.stringify(reviews));
@@ -30,6 +32,7 @@
     }
   }
 
+  /** Return the card of a group. */
   function card([key, group], number) {
     const { image, link, note, before, alt, confidence, tag } = group[0];
     const needsText = link.endsWith(" without text"); // as captioner.data.html_images writes it
@@ -71,7 +74,7 @@
     return item;
   }
 
-  /** How a card is reviewed, or why it cannot be; follows the word "reviewed". */
+  /** Describe the review of a card, or why the card cannot be reviewed, after the word "reviewed". */
   function described({ text, changed, ticked, missing, suggestion }) {
     if (missing && (changed || ticked)) return "The link or button contains nothing else, so it needs a text.";
     if (!changed && !ticked) return "";
@@ -80,6 +83,7 @@
     return suggestion ? `with your text in place of “${suggestion}”` : "with your text";
   }
 
+  /** Show the number of reviewed rows. */
   function count() {
     const done = rows.filter(({ reviewed }) => reviewed).length;
     const open = unsaved ? ", not downloaded yet" : "";

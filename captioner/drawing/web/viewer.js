@@ -36,7 +36,7 @@ class Heatmap {
     }
   }
 
-  /** Show a part of the photo: left, top and size as fractions. */
+  /** Show a part of the photo. `view` has its left, top and size as fractions of the photo. */
   look(view) {
     const { context, image } = this;
     const { width, height } = context.canvas;
@@ -49,14 +49,14 @@ class Heatmap {
     this.view = view;
   }
 
-  /** Return an axis of the photo as fractions of the visible part. */
+  /** Return the regions along an axis as fractions of the visible part, which begins at `from`. */
   inView({ first, pitch, start, stop }, from) {
     const { size } = this.view;
     const to = (at) => (at - from) / size;
     return { first: to(first), pitch: pitch / size, start: to(start), stop: to(stop) };
   }
 
-  /** Draw levels (Gh x Gw, 0 to 1, row-major) over the photo, at the places in `geometry`. */
+  /** Draw levels (Gh x Gw, 0 to 1, row-major) over the photo. `geometry` has the regions' places. */
   draw(levels, [rows, columns], geometry, smooth, grey = false) {
     const { width, height } = this.frame;
     const { view } = this;
@@ -75,6 +75,7 @@ class Heatmap {
     this.context.putImageData(this.frame, 0, 0);
   }
 
+  /** Draw the pixels of row y. `line` has the levels of the columns, or null outside the model's view. */
   drawLine(y, line, across, columns) {
     const { rest, lift, dim, saturation, heat, floor, outside, hatch } = this.style;
     const { width, height } = this.frame;
@@ -120,7 +121,7 @@ class Heatmap {
     }
   }
 
-  /** Return the colour scale, drawn over grey. */
+  /** Return the colour scale as an element, drawn over grey. */
   bar() {
     const canvas = element("canvas", { class: "bar", width: "256", height: "1", "aria-hidden": "true" });
     const context = canvas.getContext("2d");
@@ -144,7 +145,7 @@ class Heatmap {
     return { level: most.at(-1), focus: total(most) / (total(map) || 1) };
   }
 
-  /** Return where the pixel centres of an axis are among the regions, like `samples` in geometry.py. */
+  /** Return the place of each pixel's centre among the regions of an axis, like `samples` in geometry.py. */
   static sampleAxis(pixels, { first, pitch, start, stop }, cells, smooth) {
     const lower = new Int32Array(pixels);
     const part = new Float32Array(pixels);
@@ -314,12 +315,13 @@ class CaptionViewer {
     return texts.length > 0 ? [element("p", { class: "quiet" }, `chance of being true: ${texts.join(" · ")}`)] : [];
   }
 
-  /** Return the least truth of some words, as in `phrases_of`, or null if it is unknown. */
+  /** Return the lowest chance to be true of some words, as in `phrases_of`, or null if it is unknown. */
   truth({ caption, start, end }) {
     const known = (this.captions[caption].truth ?? []).slice(start, end + 1).filter((truth) => truth !== null);
     return known.length > 0 ? Math.min(...known) : null;
   }
 
+  /** Return the list of a caption's words, from which the user selects. */
   wordList(caption, number) {
     const { said: count } = caption;
     const list = element("div", {
@@ -363,12 +365,12 @@ class CaptionViewer {
     return list;
   }
 
-  /** Select all words of the caption, or all left-out words if it has no words. */
+  /** Return the selection of all words of a caption, or of its left-out words if it has no others. */
   all({ said, words }, number) {
     return { caption: number, start: 0, end: (said || words.length) - 1, all: true };
   }
 
-  /** Show other maps of the same captions. */
+  /** Show maps of the same captions that another method has computed. */
   replaceMaps(captions) {
     this.captions = shownCaptions(captions).filter((caption) => caption.words.length > 0);
     this.fillLegend();
@@ -377,7 +379,7 @@ class CaptionViewer {
     this.announcement.textContent = `maps: ${this.chosen.selectedOptions[0].textContent}`;
   }
 
-  /** Let the selector name a method. */
+  /** Show a method in the selector of methods. */
   nameMethod(method) {
     this.chosen.value = method;
   }
@@ -421,7 +423,7 @@ class CaptionViewer {
     );
   }
 
-  /** Show the scale of the maps: one for each word, or one for each method. */
+  /** Write the legend: the scale of the maps (for each word, or for each method) and notes. */
   fillLegend() {
     const methods = this.methods();
     this.tops = Object.fromEntries(methods.map((method) => [method, this.scale(method)]));
@@ -468,7 +470,7 @@ class CaptionViewer {
     return rows * columns;
   }
 
-  /** How the maps of a caption were computed; see Caption.method. */
+  /** Return the method that computed the maps of a caption, as in `Caption.method`. */
   method(number) {
     return this.captions[number].method ?? "attention";
   }
@@ -477,13 +479,13 @@ class CaptionViewer {
     return [...new Set(this.captions.map((_, number) => this.method(number)))];
   }
 
-  /** Return the value that is fully lit in a map, like `shared_scale` in heatmap.py. */
+  /** Return the value of a map that is drawn brightest, like `shared_scale` in heatmap.py. */
   top(map, caption) {
     if (this.common) return this.tops[this.method(caption)];
     return Math.max(Heatmap.tenth(map).level, Math.min(1, 2 / map.length));
   }
 
-  /** Return the common scale of a method's captions, like `shared_scale` in heatmap.py. */
+  /** Return the value that is drawn brightest in all maps of a method, like `shared_scale` in heatmap.py. */
   scale(method) {
     let top = 0;
     for (const [number, { alphas }] of this.captions.entries()) {
@@ -514,7 +516,7 @@ class CaptionViewer {
     return start >= this.captions[caption].said;
   }
 
-  /** Describe where the map is strongest. */
+  /** Describe where the map of the selected words is strongest. */
   peak(where) {
     const map = this.map(where);
     const [rows, columns] = this.grid(where.caption);
@@ -642,7 +644,7 @@ class CaptionViewer {
     return element("div", { class: "choices" }, title, element("ol", {}, ...rows));
   }
 
-  /** Move the heatmap from the current map to this map. */
+  /** Change the heatmap gradually from the current map to this map. */
   moveTo(map, where) {
     const { caption } = where;
     const top = this.top(map, caption);
@@ -712,6 +714,7 @@ class CaptionViewer {
     this.select(at ?? { caption, start: index, end: index });
   }
 
+  /** Return the selection from the word where it began (`anchor`) to another word. */
   span(caption, anchor, other) {
     return { caption, anchor, start: Math.min(anchor, other), end: Math.max(anchor, other), other };
   }
@@ -757,7 +760,7 @@ class CaptionViewer {
     else this.play();
   }
 
-  /** Play from the selected word, or from the first if the last is selected. */
+  /** Select word after word, from the selected word on. If it is the last word, begin with the first. */
   play() {
     if (this.captions.length === 0) return;
     const caption = this.selected?.caption ?? 0;

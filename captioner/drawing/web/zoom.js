@@ -1,10 +1,10 @@
 "use strict";
-/* Zooming and moving the photo, by buttons, pinch, Ctrl + wheel, double click, drag and arrow keys.
+/* Zooming and moving the photo: by buttons, pinch, Ctrl + wheel, double click, drag and arrow keys.
 
-   No action needs two fingers, dragging or a wheel: the buttons and a double click on the place of
-   interest do the same with one finger or one click. */
+   No action needs two fingers, dragging or a wheel, because the buttons and a double click on a
+   place do the same with one finger or one click. */
 class Zoom {
-  static MOST = 8;
+  static MOST = 8; // largest magnification
   static STEP = 1.5; // magnification by one click on a button
   static WHOLE = { x: 0, y: 0, size: 1 };
 
@@ -25,6 +25,7 @@ class Zoom {
     stage.addEventListener("keydown", (event) => this.key(event));
   }
 
+  /** Return the group of buttons that zoom in and out. */
   makeButtons() {
     const button = (text, name, action) =>
       element("button", { type: "button", "aria-label": name, title: name, onclick: action }, text);
@@ -36,25 +37,26 @@ class Zoom {
     return made;
   }
 
-  /** Mark buttons as disabled for screen readers only: really disabled, they would lose the focus. */
+  /** Mark buttons without effect for screen readers only, because a disabled button loses the focus. */
   label() {
     this.less.setAttribute("aria-disabled", `${this.view.size === 1}`);
     this.more.setAttribute("aria-disabled", `${this.view.size <= 1 / Zoom.MOST}`);
   }
 
-  /** Magnify around a point of the stage. `across` and `down` are fractions of its sides. */
+  /** Magnify around a point. `across` and `down` are its place as fractions of the stage's sides. */
   by(factor, across = 0.5, down = 0.5) {
     const { x, y, size } = this.view;
     const next = Math.min(Math.max(size / factor, 1 / Zoom.MOST), 1);
     this.show(x + across * (size - next), y + down * (size - next), next);
   }
 
-  /** Move the visible part by fractions of the stage. */
+  /** Move the visible part. `across` and `down` are fractions of the stage's sides. */
   pan(across, down) {
     const { x, y, size } = this.view;
     this.show(x + across * size, y + down * size, size);
   }
 
+  /** Show the part of the photo at this place, or the nearest part that is inside the photo. */
   show(x, y, size) {
     const inside = (at) => Math.min(Math.max(at, 0), 1 - size);
     this.view = { x: inside(x), y: inside(y), size };
@@ -66,6 +68,7 @@ class Zoom {
     this.changed(this.view);
   }
 
+  /** Return the place of an event on the stage, as fractions of the stage's sides. */
   at(event) {
     const box = this.stage.getBoundingClientRect();
     return [(event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height];
@@ -77,6 +80,7 @@ class Zoom {
     this.by(Math.exp(-event.deltaY / 200), ...this.at(event));
   }
 
+  /** Magnify around the place, or show the whole photo at the largest magnification. */
   doubleClick(event) {
     if (this.view.size <= 1 / Zoom.MOST) this.show(0, 0, 1);
     else this.by(2, ...this.at(event));
