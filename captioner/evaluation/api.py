@@ -1,4 +1,4 @@
-"""Scoring of captions and attention: ``captioner.evaluate`` and ``captioner evaluate``."""
+"""The function ``captioner.evaluate``, which does the same as the command of the same name."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def evaluate(
     progress: bool = True,
     **options: Any,
 ) -> Report:
-    """Score captions against references, and attention against masks or boxes.
+    """Score captions against reference captions, and attention against object masks or boxes.
 
     Args:
         model: A loaded model, a model folder, or a list of model folders. By default, the shipped
@@ -98,7 +98,7 @@ class Evaluation:
     search: Mapping[str, Any]
     """Search options that differ from the model's own."""
     how: FaithfulnessOptions
-    """Options for measuring faithfulness."""
+    """Options for measuring the faithfulness of explanations."""
     model: Captioner | None = None
     """A loaded model. By default, the run loads the model that is named in the options."""
     captions: Any = None
@@ -109,7 +109,11 @@ class Evaluation:
     """Show a progress bar, if standard error is a terminal."""
 
     def run(self) -> Report:
-        """Caption the photos, score the captions, measure the attention, and return the report."""
+        """Evaluate everything that the options name, and return the report.
+
+        The photos are captioned, the captions are scored, and the attention is measured. With the
+        option ``faithfulness``, only the faithfulness of explanations is measured.
+        """
         options = self.options
         if options.faithfulness:
             return self._faithfulness()
@@ -190,7 +194,7 @@ class Evaluation:
         )
 
     def _within(self, judge: CaptionEvaluator, source: str, content: Any = None) -> dict[int, str]:
-        """Read the captions in a results file, and keep the photos that have references.
+        """Read the captions in a results file, and return those of photos that have references.
 
         Args:
             judge: The evaluator with the reference captions.
@@ -209,7 +213,7 @@ class Evaluation:
         return {i: text for i, text in captions.items() if judge.references[i]}
 
     def _without_objects(self, captions: Mapping[int, str]) -> list[str]:
-        """Return a warning if some photos have no annotated objects, only reference captions."""
+        """Return a list with a warning if some photos have no annotated objects, otherwise []."""
         count = len(captions.keys() - self.objects)
         note = (
             f"CHAIR: {count} of {len(captions)} photos have no annotated objects; for them, "
@@ -218,7 +222,10 @@ class Evaluation:
         return [note] if count else []
 
     def _load(self) -> tuple[Captioner, Report]:
-        """Load the model, and describe the model and its search options for the report."""
+        """Load the model, and return it with the entries of the report that describe it.
+
+        The entries are ``model``, ``search`` (the search options) and ``precision``.
+        """
         options = self.options
         model = self.model or load(
             *options.model, device=options.device, precision=options.precision
@@ -232,7 +239,7 @@ class Evaluation:
         return model, {"model": name, "search": ", ".join(shown), "precision": model.precision}
 
     def _caption(self, model: Captioner, photos: list[Example]) -> dict[int, Caption]:
-        """Caption all readable photos, and return the best caption of each by image id."""
+        """Caption all readable photos, and return the best caption of each photo by image id."""
         captions: dict[int, Caption] = {}
         paths = (photo.path for photo in photos)
         results = model.stream(paths, batch_size=self.options.batch_size, **self.search)
@@ -298,7 +305,13 @@ class Evaluation:
         captions: Mapping[int, Caption],
         phrased: Mapping[Path, PhrasedPhoto],
     ) -> Report:
-        """Measure attention: on object masks for generated captions, and in boxes for phrases."""
+        """Measure attention, and return the entries of the report that describe it.
+
+        Args:
+            model: The model.
+            captions: Generated captions by image id. Their attention is measured on object masks.
+            phrased: Photos with phrases by path. The attention on the phrases is measured in boxes.
+        """
         options, report, style = self.options, Report(), model.options(**self.search).style
         if self.instances is not None:
             with_masks = {i: one for i, one in captions.items() if i in self.instances.images}
@@ -315,7 +328,10 @@ class Evaluation:
         return report
 
     def _faithfulness(self) -> Report:
-        """Measure the faithfulness of explanations for generated or reference captions."""
+        """Measure the faithfulness of explanations, and return the report.
+
+        With annotations, reference captions are explained. Otherwise, the model's own captions are.
+        """
         annotations, folders = self.options.annotations, [self.options.images or ""]
         model, report = self._load()
         model.stored.require_weights("faithfulness")
@@ -342,7 +358,16 @@ def model_frequencies(model: Captioner) -> DocumentFrequencies | None:
 
 
 def read_frequencies(given: str | None) -> DocumentFrequencies | None:
-    """Read document frequencies from a frequencies file, a captions file or a model folder."""
+    """Read document frequencies, or return None without a file.
+
+    Args:
+        given: Path of a document frequencies file, of a COCO captions file (its frequencies are
+            counted), or of a model folder with a document frequencies file.
+
+    Raises:
+        ConfigError: The model folder has no such file.
+        DataError: The file cannot be used.
+    """
     if given is None:
         return None
     path = find_model(given)

@@ -1,7 +1,10 @@
 """Bootstrap intervals and paired significance tests over images.
 
-A resample is stored as a row of weights: the number of times that each image was drawn. The paired
-bootstrap compares two systems with the same rows of weights.
+A resample is a set of N images that is drawn with replacement from N images, so that some images
+are drawn several times. It is stored as a row of weights: the number of times that each image was
+drawn. The paired bootstrap compares two systems on the same resamples.
+
+Notation: N images, R resamples.
 
 Source: Efron & Tibshirani 1993, An Introduction to the Bootstrap, chapter 13 (percentile interval).
 Koehn 2004, Statistical Significance Tests for Machine Translation Evaluation (paired resampling).
@@ -16,7 +19,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 MIN_IMAGES = 30
-"""Minimum number of images for an interval or a test: resamples of fewer images vary too little."""
+"""Minimum number of images for an interval or a test. With fewer images, the resamples vary too
+little, and intervals become too narrow."""
 
 SAME = 1e-6
 """Scores that differ by less than this count as equal."""
@@ -31,7 +35,7 @@ def too_few(count: int, unit: str, purpose: str) -> dict[str, str]:
     Args:
         count: Number of units.
         unit: Plural noun for the units, such as ``images``.
-        purpose: What needs more units, such as ``confidence intervals``.
+        purpose: The statistic that needs more units, such as ``confidence intervals``.
     """
     if count >= MIN_IMAGES:
         return {}
@@ -41,8 +45,8 @@ def too_few(count: int, unit: str, purpose: str) -> dict[str, str]:
 def resample_weights(count: int, resamples: int | None = None, seed: int = 0) -> NDArray[np.uint8]:
     """Draw R resamples of N images, and return how often each image was drawn.
 
-    Images are drawn with replacement. The weights depend only on the count and the seed. More
-    resamples add rows, but do not change the first rows.
+    The weights depend only on the count and the seed. A larger number of resamples adds rows, but
+    does not change the first rows.
 
     Args:
         count: Number of images, N.
@@ -63,7 +67,7 @@ def resample_weights(count: int, resamples: int | None = None, seed: int = 0) ->
 
 
 def weighted_sums(weights: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.float64]:
-    """Sum the counts of images, weighted by each resample.
+    """Sum the counts of the images in each resample.
 
     Args:
         weights: Number of times that each image was drawn, (R, N).
@@ -78,7 +82,10 @@ def weighted_sums(weights: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.flo
 
 
 def ratio(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Divide the first column of ``sums``, (R, 2), by the second. NaN where the second is 0."""
+    """Divide the first column of ``sums``, (R, 2), by the second, and return the quotients, (R,).
+
+    0 / 0 is NaN.
+    """
     with np.errstate(invalid="ignore"):
         result: NDArray[np.float64] = sums[:, 0] / sums[:, 1]
     return result
@@ -87,9 +94,10 @@ def ratio(sums: NDArray[np.float64]) -> NDArray[np.float64]:
 def resampled_means(
     photos: Sequence[Any], owners: Sequence[Any], columns: Mapping[str, NDArray[np.float64]]
 ) -> dict[str, NDArray[np.float64]]:
-    """Return the mean of each column of values in resamples of the photos.
+    """Return the mean of each column of values in every resample of the photos.
 
-    Photos are resampled instead of values, because the values of one photo are not independent.
+    A photo can have several values. Photos are resampled instead of values, because the values of
+    one photo are not independent of each other.
 
     Args:
         photos: Identifier of each photo, sorted, (N,).
@@ -114,9 +122,9 @@ def resampled_means(
 
 
 def interval(values: ArrayLike) -> list[float] | None:
-    """Return the 95% percentile interval of the values in resamples, (R,), or None without values.
+    """Return the 95% percentile interval, [low end, high end], or None without values.
 
-    NaN is ignored.
+    ``values`` contains a statistic for each resample, (R,). NaN is ignored.
     """
     array = np.asarray(values, dtype=np.float64)
     array = array[~np.isnan(array)]
@@ -127,7 +135,7 @@ class Significance(NamedTuple):
     """The result of a comparison of two systems. Without resamples, all fields are None."""
 
     interval: list[float] | None = None
-    """95% interval of the difference between the systems."""
+    """95% interval of the difference between the systems, as [low end, high end]."""
     p_value: float | None = None
     """Two-sided p-value, from 2 / (resamples + 1) to 1."""
     significant: bool | None = None

@@ -1,7 +1,8 @@
 """The steps of ``captioner calibrate``: caption photos, score the captions, fit and report.
 
-The photos need captions by people, or people's judgements of the model's captions. The statistics
-are in `fit_confidence`.
+A calibration fits the truth of words and the confidence of captions. Both are probabilities. The
+photos need captions by people, or people's judgements of the model's captions. The statistics are
+in `fit_confidence`.
 """
 
 from __future__ import annotations
@@ -68,20 +69,22 @@ MIN_PHOTOS = 100
 """Minimum number of photos for a calibration. Fewer photos cannot yield reliable estimates."""
 
 PHOTOS, GREY_PHOTOS = 4000, 1000
-"""Number of photos to compare with other kinds of images, and number of these photos to use in
-black and white too."""
+"""Number of photos to compare with images that are not photos, and number of these photos that are
+also used in black and white, so that a black-and-white photo counts as a photo."""
 
 _KEPT = (
     "photos", "right", "score", "auroc", "auroc_wrong", "calibration_error",
     "calibration_error_interval", "calibration_error_by_chance",
 )  # fmt: skip
-"""Names of the report's figures that are stored with a model."""
+"""Names of the report's figures that are stored with a model (see `measure_groups`)."""
 
 
 def calibrate(
     model: Captioner, given: CalibrateOptions, changes: Mapping[str, Any], on_error: OnError
 ) -> tuple[Calibrator, dict[str, Any]]:
     """Fit the truth of words and the confidence of captions for one model, and cross-validate both.
+
+    The model is not changed. The caller stores the calibrator.
 
     Args:
         model: The model to calibrate.
@@ -116,7 +119,11 @@ def calibrate(
 
 
 def stored_figures(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Select the figures from `measure_groups` that are stored with a model. None is left out."""
+    """Return the figures that are stored with a model, rounded to 4 decimals.
+
+    Args:
+        groups: The result of `measure_groups`. Figures that are None are left out.
+    """
     return {
         group: {name: np.round(part[name], 4).tolist() for name in _KEPT if part[name] is not None}
         for group, part in groups.items()
@@ -128,7 +135,8 @@ def check(
 ) -> dict[str, Any]:
     """Measure the confidence of a calibrated model on photos, without changing the model.
 
-    The arguments and errors are the same as for `calibrate`.
+    The arguments and errors are the same as for `calibrate`. The result is a report in the same
+    form.
     """
     options, calibrator = model.options(**changes), model.stored.calibrator
     reason = model.no_confidence(options)
@@ -161,8 +169,8 @@ def read_judgements(
     Args:
         files: The tables.
         default_style: Style of rows without a style.
-        neutral: Replace words for people as in `neutral_caption`. A caption counts as right if
-            "person" is its only entry in the column ``errors``.
+        neutral: Replace words for people as in `neutral_caption`. A caption with the single entry
+            "person" in the column ``errors`` then counts as right.
 
     Returns:
         The scores by style, then by file name and caption.
@@ -211,9 +219,13 @@ def photo_batches(
         name: Label of the progress bar.
         batch_size: Number of photos in a batch.
         change: Function that changes each photo before the model prepares it.
+
+    Yields:
+        The readable photos of a batch, and their pixels in the same order.
     """
 
     def read(photo: Example) -> Prepared:
+        """Read, change and prepare one photo."""
         return model.prepare(change(open_image(photo.path)))
 
     progress = photo_bar(total=len(photos), desc=name)
@@ -231,7 +243,7 @@ def photo_batches(
 
 
 def grey(image: Image.Image) -> Image.Image:
-    """Return a black-and-white copy of an image."""
+    """Return a black-and-white copy of an image, in RGB."""
     return image.convert("L").convert("RGB")
 
 
@@ -241,10 +253,11 @@ class _Task(NamedTuple):
     group: str
     """Name of the group in the report."""
     style: str
+    """Style in which the photos are captioned."""
     photos: Sequence[Example]
     score: Callable[[Example, str], float | None]
-    """Function that returns the score of a caption (see ``ScoredCaption``), or None if nobody has
-    judged the caption."""
+    """Function that returns the score of a photo's caption (see ``ScoredCaption.score``), or None
+    if nobody has judged this caption."""
     objects: Mapping[int, Collection[str]] = {}
     """Categories of the annotated objects, by image id."""
 
@@ -256,6 +269,7 @@ class _Work:
     model: Captioner
     given: CalibrateOptions
     options: SearchOptions
+    """Search options with which the photos are captioned."""
     on_error: OnError
 
     def __post_init__(self) -> None:
@@ -277,10 +291,15 @@ class _Work:
 
     @cached_property
     def tasks(self) -> list[_Task]:
-        """The groups for measuring confidence: judged photos by style, or else `captioned`."""
+        """The groups for measuring confidence.
+
+        With judgements, there is one group of judged photos for each style. Otherwise, the groups
+        are those in `captioned`, and captions are scored by CIDEr-D.
+        """
         given, default = self.given, self.default_style
 
         def judged(style: str, grades: Mapping[tuple[str, str], float]) -> _Task:
+            """Return the group of a style. A caption is scored by its mean grade."""
             names = [*dict.fromkeys(image for image, _ in grades)]
             listed = [Example(n, Path(name), ()) for n, name in enumerate(names)]
             photos = locate_photos(listed, given.images, given.judged[0])
@@ -298,6 +317,7 @@ class _Work:
             )
 
         def score(photo: Example, text: str) -> float:
+            """Return the CIDEr-D of a caption against the photo's references."""
             caption, *references = (
                 ngrams(split(caption_tokens(one))) for one in (text, *photo.captions)
             )
@@ -307,7 +327,7 @@ class _Work:
 
     @cached_property
     def captioned(self) -> list[_Task]:
-        """One group of photos per annotations file."""
+        """One group of photos for each annotations file, with a placeholder as score."""
         given = self.given
         styles = given.styles or [self.default_style] * len(given.annotations)
         stems = [Path(path).stem for path in given.annotations]
@@ -329,7 +349,7 @@ class _Work:
 
     @cached_property
     def examples(self) -> list[ScoredCaption]:
-        """The scored captions for fitting confidence: only judged ones if --judged is used."""
+        """The scored captions for fitting confidence. With --judged, all of them are judged."""
         return self._examples(self.tasks)
 
     @cached_property
@@ -340,6 +360,7 @@ class _Work:
         return self._examples(self.captioned) if self.captioned else []
 
     def _examples(self, tasks: Sequence[_Task]) -> list[ScoredCaption]:
+        """Caption the photos of several groups, and score the captions and label their words."""
         examples = [
             ScoredCaption(
                 seen, task.style, task.group, score, str(photo.path),
@@ -358,7 +379,10 @@ class _Work:
         return examples
 
     def other_kinds(self) -> dict[str, list[Observation]]:
-        """Caption the images that are not photos, and return their observations by kind."""
+        """Caption the images that are not photos, and return the observations by kind of image.
+
+        Each subfolder of --other-images contains one kind of image.
+        """
         if self.given.other_images is None:
             return {}
         found: dict[str, list[Observation]] = {}
@@ -374,10 +398,10 @@ class _Work:
         return found
 
     def kinds(self, images: Mapping[str, Sequence[Observation]]) -> Kinds:
-        """Fit a classifier that separates other kinds of images from photos.
+        """Fit a classifier that tells photos from other kinds of images.
 
-        The photos for the fit are the captioned photos and, up to `PHOTOS` in total, further photos
-        from the same folders.
+        The photos for the fit are all captioned photos. If there are fewer than `PHOTOS`, further
+        photos from the same folders are added.
 
         Args:
             images: Observations of images that are not photos, by kind.
@@ -400,7 +424,10 @@ class _Work:
     def _observed(
         self, photos: Sequence[Example], name: str, style: str
     ) -> Iterator[tuple[Example, Observation]]:
-        """Yield each readable photo with the observation of its caption."""
+        """Caption photos in a style, and yield each readable photo with its observation.
+
+        ``name`` is the label of the progress bar.
+        """
         options = replace(self.options, style=style)
         return self._each(photos, name, lambda some: self.model.observe_batch(some, options))
 
@@ -411,16 +438,23 @@ class _Work:
         call: Callable[[list[Prepared]], Iterable[T]],
         change: Callable[[Image.Image], Image.Image] = lambda image: image,
     ) -> Iterator[tuple[Example, T]]:
-        """Call a function on batches of photos, and yield each readable photo with its result."""
+        """Call a function on batches of photos, and yield each readable photo with its result.
+
+        Args:
+            photos: The photos to read.
+            name: Label of the progress bar.
+            call: Function that returns one result for each photo of a batch.
+            change: Function that changes each photo before the model prepares it.
+        """
         how: Any = {"batch_size": self.given.batch_size, "change": change}
         for batch, prepared in photo_batches(self.model, photos, self.on_error, name, **how):
             yield from zip(batch, call(prepared), strict=True)
 
     def report(self, judged: Judged, truths: Sequence[WordTruth | None]) -> dict[str, Any]:
-        """Build the report on the captions and, with reference captions, on their words.
+        """Build the report on the confidence of captions and, with references, the truth of words.
 
         Args:
-            judged: Cross-validated confidence and score of each caption.
+            judged: Confidence and score of each caption in `examples`.
             truths: For each caption in `annotated`, the fitted `WordTruth` to measure, or None.
         """
         report: dict[str, Any] = {
@@ -438,6 +472,7 @@ class _Work:
 
 
 def _uncaptioned(paths: Iterable[Path]) -> list[Example]:
+    """Return the images as examples without captions."""
     return [Example(0, path, ()) for path in paths]
 
 
@@ -445,7 +480,7 @@ def _uncaptioned(paths: Iterable[Path]) -> list[Example]:
 
 
 def as_text(report: Mapping[str, Any]) -> str:
-    """Format the report of `calibrate` or `check` as text."""
+    """Format the report of `calibrate` or `check` as tables for the terminal."""
     heads = (
         "", "captions", "right", "score", "AUROC right", "wrong", "calibration error (95%)",
         "by chance",
@@ -481,11 +516,11 @@ def as_text(report: Mapping[str, Any]) -> str:
 
 
 def diagram(report: Mapping[str, Any]) -> Figure:
-    """Draw the report of `calibrate` as reliability diagrams.
+    """Draw the report of `calibrate` or `check` as reliability diagrams.
 
-    A panel for each group of photos shows the share of right captions by confidence. Two further
-    panels show the share of true words and phrases by their truth. If the probabilities are well
-    calibrated, the points lie on the diagonal.
+    A panel for each group of photos shows the share of right captions by confidence. If the truth
+    of words was measured, two further panels show the share of true words and of true phrases by
+    their truth. If the probabilities are well calibrated, the points are close to the diagonal.
     """
     import captioner.drawing.backend  # noqa: F401 (before matplotlib)
 

@@ -1,4 +1,4 @@
-"""Faithfulness of explanations: do the regions that an explanation ranks first matter for the word?
+"""Faithfulness of explanations: whether the regions that an explanation ranks first matter most.
 
     curve(f) = log p(word | share f of the regions deleted or inserted) - log p(word | photo)
     area     = mean of the curve over f from 0 to 1 (nats)
@@ -54,12 +54,14 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
 MEAN, BLUR = 0, 1
+"""The two fills of deleted regions."""
+
 CURVES = {
     "deletion_mean": (MEAN, False),
     "deletion_blur": (BLUR, False),
     "insertion_blur": (BLUR, True),
 }
-"""For each curve, the fill of deleted regions, and whether regions are inserted."""
+"""For each curve, the fill of deleted regions, and True if regions are inserted, not deleted."""
 
 METHODS: tuple[ExplanationMethod, ...] = ("attention", "gradient_input", "grad_cam", "occlusion")
 """The explanation methods to compare.
@@ -68,7 +70,10 @@ METHODS: tuple[ExplanationMethod, ...] = ("attention", "gradient_input", "grad_c
 order of the regions is therefore the same as for ``attention``.
 """
 BASELINES = ("random", "centre", "least_attended")
+"""Orders of regions to compare the methods with: random, from the centre of the photo outwards, and
+least attended first."""
 ORDERS = (*METHODS, *BASELINES)
+"""All orders of regions to compare."""
 
 TOGETHER = 16
 """Number of versions of a photo that are processed in one batch."""
@@ -78,7 +83,10 @@ TOGETHER = 16
 
 
 class Versions(NamedTuple):
-    """The versions of a photo, each with a different set of regions deleted."""
+    """The versions of a photo, each with a different set of regions deleted.
+
+    Points of several curves can need the same version. It is then scored only once.
+    """
 
     fills: Indices
     """Fill of the deleted regions in each version, ``MEAN`` or ``BLUR``, (V,)."""
@@ -89,7 +97,7 @@ class Versions(NamedTuple):
 
     @classmethod
     def of(cls, orders: Indices, steps: int) -> Versions:
-        """List all versions that arise when regions are deleted or inserted in several orders.
+        """List all versions that occur when regions are deleted or inserted in several orders.
 
         Args:
             orders: Region indices, most relevant first, (orders, W, L).
@@ -137,7 +145,7 @@ def region_orders(
 
 
 class _Photo:
-    """A photo and its blurred copy. The versions to score are made from both."""
+    """A photo and its blurred copy, from which the versions to score are made."""
 
     def __init__(self, ensemble: Ensemble, image: Image.Image) -> None:
         self.ensemble, engine = ensemble, ensemble.engines[0]
@@ -153,7 +161,7 @@ class _Photo:
         self.fill_grids = torch.stack([self.grid.mean(dim=0).expand_as(self.grid), blurred_grid])
 
     def _encode(self, pixels: Iterable[NDArray[np.uint8]]) -> Tensor:
-        """Encode the pixels of N versions as features, (N, L, D)."""
+        """Encode N versions, given as pixels (H, W, 3), as features, (N, L, D)."""
         photos = [Prepared((one,), CropBox()) for one in pixels]
         features: Tensor = self.ensemble.encode(photos)[0].float()
         return features
@@ -172,7 +180,7 @@ class _Photo:
         return np.where(seen_rows[:, None] & seen_columns, regions, -1)
 
     def filled(self, level: str, fills: Indices, masks: NDArray[np.bool_]) -> Tensor:
-        """Return the features of versions of the photo, (V, L, D).
+        """Return the features of the photo with regions deleted, (V, L, D).
 
         Args:
             level: Level at which regions are replaced: ``grid`` or ``pixels``.
@@ -187,7 +195,13 @@ class _Photo:
         return torch.where(mask, self.fill_grids[torch.from_numpy(fills).to(device)], self.grid)
 
     def score(self, level: str, scorer: WordScorer, versions: Versions) -> Array:
-        """Return the log-probability of every caption word for each version, (V, T)."""
+        """Return the log-probability of every caption word for each version, (V, T).
+
+        Args:
+            level: Level at which regions are replaced: ``grid`` or ``pixels``.
+            scorer: Scorer of the caption's words.
+            versions: The versions.
+        """
         starts = range(0, len(versions.fills), TOGETHER)
         blocks = [slice(start, start + TOGETHER) for start in starts]
         grids = (self.filled(level, versions.fills[one], versions.masks[one]) for one in blocks)
@@ -211,10 +225,18 @@ class Word(NamedTuple):
 
 
 def measured_positions(words: Sequence[str], tokens: Sequence[int], limit: int) -> Indices:
-    """Choose up to ``limit`` content words to measure, and return their positions.
+    """Choose up to ``limit`` content words of a caption to measure, and return their positions.
 
     The chosen words are evenly spaced among all content words. Words outside the vocabulary are not
     measured.
+
+    Args:
+        words: The T words of the caption.
+        tokens: The token id of each word, (T,).
+        limit: Largest number of words to measure.
+
+    Returns:
+        The positions, (W,), ascending.
     """
     positions = [
         position
@@ -251,6 +273,10 @@ def measure_photo(
         reference: Caption to measure. By default, the model captions the photo.
         number: Seed of the random order of regions.
         name: File name of the photo.
+
+    Returns:
+        The measured words, at most ``options.max_words``. The list is empty if the caption has no
+        content words.
     """
     ensemble, vocabulary = model.ensemble, model.stored.vocabulary
     engine = ensemble.engines[0]
@@ -306,7 +332,7 @@ def measure(
     """Measure the content words in the captions of several photos.
 
     If a photo has reference captions, its first reference is measured. Otherwise, the model
-    captions the photo, and the generated caption is measured.
+    captions the photo, and this caption is measured.
 
     Args:
         model: A single model that runs in PyTorch.

@@ -8,7 +8,7 @@ right.
 Reports come from cross-validation: the confidence of a caption is computed by a calibrator that was
 fitted without the caption's photo. The ranges of the features are fitted without this photo too.
 
-Notation: N photos, F features, D size of a photo's vector, T words, P phrases, R resamples.
+Notation: N captions or other examples, F features, D size of a photo's vector, T words, P phrases.
 
 Source: expected calibration error and reliability diagram, Guo et al. 2017 (arXiv:1706.04599).
 """
@@ -36,24 +36,30 @@ from captioner.text.tokenizer import caption_tokens
 _Floats = NDArray[np.float64]
 
 BINS = 10
-"""Number of bins for the calibration error and the diagram. They have equal width (Guo et al.)."""
+"""Number of bins that divide the probabilities from 0 to 1, for the calibration error and the
+diagram. They have equal width (Guo et al.)."""
 
 FOLDS = 10
 """Number of parts that the photos are divided into for cross-validation."""
 
 JUDGED_RIGHT = 1.0
-"""Minimum mean judgement of a right caption: everybody judged the caption right."""
+"""Minimum score of a right caption if people have judged it: all of them judged it right."""
 
 WRONG = 0.25
 """Maximum score of a caption that counts as wrong in reports."""
 
 RANGE = (0.005, 0.995)
-"""Quantiles of each feature. Values outside this range are clipped."""
+"""Two quantiles of each feature. Values outside the range between them are clipped, so that a rare
+extreme value has little influence."""
 
 FAMILIAR = (0.95, 0.999)
-"""Two quantiles, over photos, of the log-odds of not being a photo. Each log-odds comes from a fit
-without this photo. Up to the first quantile, an image is familiar, and its caption keeps its full
-confidence. From there, the confidence falls to 0 at the second quantile."""
+"""Two quantiles of the log-odds that an image is not a photo. They are computed over photos, each
+with a fit without this photo.
+
+An image with log-odds up to the first quantile is familiar, and its caption keeps the full
+confidence. Between the two quantiles, the confidence falls to 0. So about 95% of new photos keep
+the full confidence, and about 0.1% lose all of it.
+"""
 
 PENALTY, TRUTH_PENALTY, KINDS_PENALTY = 20.0, 1.0, 60.0
 """Penalty factors for squared weights in the three logistic regressions. The first applies to the
@@ -65,12 +71,14 @@ class ScoredCaption(NamedTuple):
     """A caption by the model, with its score and labels that mark its true words."""
 
     seen: Observation
+    """The caption, and the model's inputs for its truth and confidence."""
     style: str
+    """Style of the caption."""
     group: str
     """Name of the caption's data set in the report."""
     score: float
-    """Mean judgement (1.0 if everybody judged the caption right), or CIDEr-D with the model's
-    document frequencies (1.0 is 100 points)."""
+    """Mean grade by people, 0 to 1 (1.0 if everybody judged the caption right), or CIDEr-D with the
+    model's document frequencies (1.0 is 100 points)."""
     photo: str
     """Identifier of the photo. All captions of a photo are in the same fold."""
     true: _Floats
@@ -78,17 +86,17 @@ class ScoredCaption(NamedTuple):
 
 
 class Kinds(NamedTuple):
-    """A linear classifier that separates other kinds of images from photos, and its results."""
+    """A linear classifier that tells photos from other kinds of images, and its results."""
 
     weights: NDArray[np.float32]
-    """See ``Calibrator.kinds``."""
+    """Weights of the log-odds that an image is not a photo, (D + 1,). The last is the intercept."""
     familiar: tuple[float, float]
-    """See ``Calibrator.familiar``."""
+    """Log-odds at which the familiarity begins to fall from 1, and at which it reaches 0."""
     unseen: Mapping[str, _Floats]
-    """Familiarity (1 to 0) of the images of each kind, from a fit without this kind."""
+    """Familiarity of each kind's images, from 1 (like a photo) to 0, in a fit without this kind."""
     auroc: Mapping[str, float | None]
-    """Probability that an image of the kind is less familiar than a photo. The fit contains neither
-    the kind nor the photo."""
+    """For each kind, the probability that an image of this kind is less familiar than a photo. The
+    fit contains neither the kind nor the photo."""
 
 
 @dataclass(frozen=True)
@@ -96,13 +104,14 @@ class Recipe:
     """The settings and fitted parts of a calibrator that do not come from scored captions."""
 
     search: Mapping[str, Any]
-    """See ``Calibrator.search``."""
+    """The search options with which the photos were captioned (see ``search_key``)."""
     threshold: float | None
-    """See ``Calibrator.threshold``."""
+    """Minimum CIDEr-D of a right caption, or None if people have judged the captions."""
     truth: WordTruth | None = None
-    """See ``Calibrator.truth``. All folds share one fit, because a fit to so many words hardly
-    depends on the words of one fold."""
+    """The fitted truth of words, or None if it was not fitted. All folds of the cross-validation
+    share one fit, because a fit to so many words hardly depends on the words of one fold."""
     kinds: Kinds | None = None
+    """The classifier of other kinds of images, or None if all images count as photos."""
 
     @property
     def least(self) -> float:
@@ -111,12 +120,15 @@ class Recipe:
 
 
 class Judged(NamedTuple):
-    """Confidence and score of N captions, words or phrases, to measure calibration."""
+    """Confidence and score of N captions, to measure calibration.
+
+    For words or phrases, the confidence is the truth, and the score is 1 (true) or 0 (false).
+    """
 
     confidences: _Floats
     """Confidence of each caption, (N,)."""
     scores: _Floats
-    """Score of each caption, (N,); see ``ScoredCaption``."""
+    """Score of each caption, (N,); see ``ScoredCaption.score``."""
     threshold: float
     """Minimum score of a right caption."""
 
@@ -139,8 +151,8 @@ def true_words(
     """Label the words of a caption as true or false of the photo.
 
     A word is true if a reference contains its stem, or if it names an annotated object. "person" is
-    true if a reference contains "man" or "woman". The converse does not hold: "person" in a
-    reference does not make "man" true.
+    also true if a reference contains "man" or "woman". But "person" in a reference does not make
+    "man" true, and neither does an annotated person.
 
     Args:
         words: Lower-case tokens of the caption.
@@ -173,6 +185,9 @@ def fit_truth(examples: Sequence[ScoredCaption]) -> WordTruth | None:
     The reading estimates, before any caption is written, which content words are true of a photo.
     None is also returned if the reading lacks all words of the captions.
 
+    Two logistic regressions are fitted: one with the word's log-probability as an input, for
+    finished captions, and one without it, for the search.
+
     Raises:
         DataError: The reading does not separate true words from false words.
     """
@@ -192,6 +207,7 @@ def fit_truth(examples: Sequence[ScoredCaption]) -> WordTruth | None:
     ones = np.ones(len(true))
 
     def fitted(*more: _Floats) -> list[float]:
+        """Return the fitted weights of z, unknown words, the constant and ``more`` inputs."""
         inputs = np.stack([z, unknown, ones, *more], axis=1)
         weights = logistic_regression(inputs, true, np.full(inputs.shape[1], TRUTH_PENALTY))
         return [float(weight) for weight in weights]
@@ -210,7 +226,7 @@ def fit_truth(examples: Sequence[ScoredCaption]) -> WordTruth | None:
 
 
 def cross_truth(examples: Sequence[ScoredCaption]) -> list[WordTruth | None]:
-    """Fit the truth of words for each example, without the examples in the same fold."""
+    """Return the truth of words for each example, fitted without the examples in the same fold."""
     found: list[WordTruth | None] = [None] * len(examples)
     for others, own in _folds(examples):
         truth = fit_truth([examples[i] for i in others])
@@ -233,7 +249,7 @@ def measure_truth(
 
         * ``count``: number of words or phrases.
         * ``true``: share of true words or phrases.
-        * ``auroc``: probability that a true word has a higher truth than a false word.
+        * ``auroc``: probability that a true word (or phrase) has a higher truth than a false one.
         * ``calibration_error``: see `calibration_error`.
         * ``bins``: for each bin, ``count``, the mean ``truth`` and the share ``true``.
     """
@@ -269,6 +285,7 @@ def _is_known(one: ScoredCaption) -> NDArray[np.bool_]:
 
 
 def _truths(one: ScoredCaption, truth: WordTruth | None) -> _Floats:
+    """Return the truth of each word of a caption, (T,). Function words have NaN."""
     return probabilities(one.seen.log_odds(truth))
 
 
@@ -295,15 +312,17 @@ def _phrases(
 def fit_kinds(
     photos: Sequence[NDArray[np.float32]], kinds: Mapping[str, NDArray[np.float32]]
 ) -> Kinds:
-    """Fit a linear classifier that separates other kinds of images from photos.
+    """Fit a linear classifier that tells photos from other kinds of images.
 
-    To measure familiarity, the log-odds of an image come from a fit without its kind, and the
-    log-odds of a photo come from a fit without this photo. In a fit with the photo, its log-odds
-    would be too low, so fewer new photos would count as familiar than `FAMILIAR` promises.
+    The classifier itself is fitted to all images. To measure familiarity, the log-odds of an image
+    come from a fit without its kind, and the log-odds of a photo come from a fit without this
+    photo. In a fit with the photo, its log-odds would be too low, so fewer new photos would count
+    as familiar than `FAMILIAR` promises.
 
     Args:
-        photos: For each photo, the vectors of the photo and its variants, (n, D).
-        kinds: Vectors of the images of each kind, (M, D).
+        photos: For each photo, the vectors of the photo and of its variants, such as a
+            black-and-white copy, (number of variants, D).
+        kinds: Vectors of the images of each kind, (number of images, D).
     """
     fold = np.random.default_rng(0).permutation(len(photos)) % len(kinds)
     odds: dict[str, tuple[_Floats, _Floats]] = {}
@@ -328,7 +347,11 @@ def fit_kinds(
 
 
 def _tell_apart(photos: NDArray[np.float32], others: NDArray[np.float32]) -> _Floats:
-    """Fit the log-odds that a vector comes from ``others`` and not from ``photos``.
+    """Fit the log-odds that a vector belongs to ``others`` and not to ``photos``.
+
+    Args:
+        photos: Vectors of photos, one per row, (..., D).
+        others: Vectors of other images, one per row, (..., D).
 
     Returns:
         The weights, then the intercept, (D + 1,).
@@ -346,7 +369,7 @@ def _tell_apart(photos: NDArray[np.float32], others: NDArray[np.float32]) -> _Fl
 def measure_kinds(
     calibrator: Calibrator, kinds: Kinds, seen: Mapping[str, Sequence[Observation]], style: str
 ) -> dict[str, dict[str, Any]]:
-    """Measure how well unseen kinds of images are separated from photos.
+    """Measure how well the classifier separates photos from kinds of images that it has not seen.
 
     For each kind, the classifier was fitted to the other kinds only.
 
@@ -377,7 +400,11 @@ def measure_kinds(
 
 
 def fit(examples: Sequence[ScoredCaption], recipe: Recipe) -> Calibrator:
-    """Fit a calibrator, which computes the confidence of captions, to scored captions."""
+    """Fit a calibrator to scored captions, and return it.
+
+    A calibrator computes the confidence of captions. It is a logistic regression on the features of
+    a caption, with a separate intercept for each style.
+    """
     found = np.array([features(one.seen, recipe.truth) for one in examples])
     lowest, highest = np.quantile(found, RANGE, axis=0)
     limited = np.clip(found, lowest, highest)
@@ -405,7 +432,10 @@ def fit(examples: Sequence[ScoredCaption], recipe: Recipe) -> Calibrator:
 
 
 def cross_validate(examples: Sequence[ScoredCaption], recipe: Recipe) -> Judged:
-    """Compute the confidence of every example with a calibrator fitted without its photo.
+    """Compute the confidence of every example with a calibrator that was fitted without its photo.
+
+    Returns:
+        The confidences and scores, in the order of ``examples``.
 
     Raises:
         DataError: Fewer than 10 captions are right, or fewer than 10 are wrong.
@@ -446,6 +476,8 @@ def logistic_regression(inputs: _Floats, labels: _Floats, penalties: _Floats) ->
 
         sum_n log(1 + exp(-s_n w . x_n)) + sum_i penalty_i w_i^2 / 2,    s_n = 2 label_n - 1
 
+    Here x_n are the features of example n, and w are the weights.
+
     Args:
         inputs: Features of the examples, (N, F).
         labels: Label of each example, 0 or 1, (N,).
@@ -458,6 +490,7 @@ def logistic_regression(inputs: _Floats, labels: _Floats, penalties: _Floats) ->
     weights = np.zeros(inputs.shape[1])
 
     def loss(at: _Floats) -> float:
+        """Return the penalized log-loss for the weights ``at``."""
         signed = (2 * labels - 1) * (inputs @ at)
         return float(np.logaddexp(0, -signed).sum() + penalties @ at**2 / 2)
 
@@ -486,7 +519,7 @@ def _bins(judged: Judged) -> NDArray[np.intp]:
 
 
 def reliability(judged: Judged) -> list[dict[str, Any]]:
-    """Compute the reliability diagram: the share of right captions in each bin of confidence.
+    """Compute the data of a reliability diagram: the share of right captions by confidence.
 
     Returns:
         The bins that contain captions, from low to high confidence. Each bin has the number of
@@ -518,7 +551,10 @@ def auroc(high: _Floats, low: _Floats) -> float | None:
 def calibration_error(judged: Judged) -> float:
     """Return the expected calibration error, 0 to 1.
 
-    sum_b n_b / N |mean confidence_b - share right_b|
+        sum_b n_b / N |mean confidence_b - share right_b|
+
+    The sum is over bins b of confidence. Bin b contains n_b of the N captions, and its two other
+    terms are the mean confidence and the share of right captions in the bin.
     """
     surplus = np.bincount(_bins(judged), judged.confidences - judged.right)
     return float(np.abs(surplus).sum() / len(judged.scores))
@@ -527,7 +563,8 @@ def calibration_error(judged: Judged) -> float:
 def error_by_chance(judged: Judged, draws: int = 1000) -> float:
     """Return the calibration error that a perfectly calibrated confidence would show on average.
 
-    Even this error is above 0, because the share of right captions in a bin varies by chance.
+    Even this error is above 0, because the share of right captions in a bin varies by chance. A
+    measured calibration error of this size is therefore no sign of a bad calibration.
 
     Args:
         judged: The captions. Only their confidences are used.
@@ -544,7 +581,7 @@ def measure(judged: Judged) -> dict[str, Any]:
     Returns:
         These figures:
 
-        * ``photos``: number of captions.
+        * ``photos``: number of captions. A group has one caption per photo.
         * ``right``: share of right captions.
         * ``score``: mean score.
         * ``calibration_error``: see `calibration_error`. ``calibration_error_interval`` is its 95%

@@ -1,4 +1,4 @@
-"""Attention grounding: how much of the attention is on the object that a word names.
+"""Attention grounding: a measure of how much attention is on the object that a word names.
 
     words     a     dog   on    a     couch
     alphas    (T, Gh, Gw), each sums to 1
@@ -6,7 +6,7 @@
     labels          (H, W)            (H, W)         1 on objects of this category, 0 elsewhere
     coverage        (Gh, Gw)          (Gh, Gw)       share of each region that the objects cover
 
-    correctness = sum_i alpha_i coverage_i
+    correctness = sum_i alpha_i coverage_i           sum over the regions i
 
 On large objects, any map has a high correctness. Each value is therefore reported with baselines: a
 uniform map, a centred Gaussian, and the maps of the caption's other words.
@@ -151,7 +151,10 @@ def region_coverage(mask: NDArray[np.bool_], regions: Geometry, grid: tuple[int,
 
 
 def _overlaps(pixels: int, axis: Axis, cells: int) -> Array:
-    """Return, along one axis, the share of each cell that each pixel fills, (cells, pixels)."""
+    """Return the share of each cell that each pixel fills along one axis, (cells, pixels).
+
+    A cell is a row or column of the grid of regions.
+    """
     # Rounding makes a border between two pixels exact. Without it, a mask that ends at the border
     # could still cover 1e-14 of the next region.
     borders = np.round(np.clip(axis.borders(cells), 0, 1) * pixels, 9)
@@ -187,6 +190,7 @@ _MEANS = (
     "correctness", "uniform", "centre", "shuffled", "pointing", "pointing_uniform",
     "pointing_centre",
 )  # fmt: skip
+"""Results of `measure_words` that `Grounding.summary` averages, with intervals."""
 
 
 class Target(NamedTuple):
@@ -195,11 +199,12 @@ class Target(NamedTuple):
     inside: Array
     """Share of each region that is inside the target, (Gh, Gw)."""
     known: Array
-    """Share of each region whose label is not NaN, (Gh, Gw); see ``Instances.labels``."""
+    """Share of each region that is not ignored because of a crowd, (Gh, Gw). There, the labels are
+    not NaN (see ``Instances.labels``)."""
     middles: Array
     """Label in the middle of each region, (Gh, Gw): 1 inside the target, NaN if ignored, else 0."""
     centre: float
-    """Label in the centre of the part of the photo that the model sees."""
+    """Label in the centre of the part of the photo that the model sees: 1, 0 or NaN."""
 
     @classmethod
     def seen(cls, labels: Array | None, caption: Caption) -> Target | str:
@@ -232,7 +237,7 @@ class Marked(NamedTuple):
     """Words of a caption that refer to something in the photo."""
 
     row: Mapping[str, Any]
-    """Entries that identify the words in the report."""
+    """Entries that identify the words in the report, such as the image id and the category."""
     positions: Sequence[int]
     """Positions of the words in the caption, ascending."""
     target: Target | str
@@ -290,7 +295,9 @@ def _names(image_id: int, caption: Caption, instances: Instances) -> Iterator[Ma
 
 
 class Grounding:
-    """Measurements of the attention on names or phrases in the captions of photos.
+    """Measurements of the attention on names or phrases in captions.
+
+    `add` is called for each caption, and then `summary` returns the result.
 
     Source of ``correctness``: Liu et al. 2017, Attention Correctness in Neural Image Captioning
     (arXiv:1605.09553). Deviations: a name of several words is measured on the mean of their maps,
@@ -316,7 +323,7 @@ class Grounding:
         Args:
             photo: Identifier of the photo.
             caption: The caption with its attention maps.
-            marked: The names or phrases in the caption.
+            marked: The names or phrases in the caption, with their targets.
         """
         self._photos.add(photo)
         if len(caption.words):
@@ -396,7 +403,7 @@ class Grounding:
 def measure_words(
     caption: Caption, positions: Sequence[int], target: Target
 ) -> dict[str, Any] | str:
-    """Measure the attention of one name or phrase, on the mean map of its words.
+    """Measure the attention on one name or phrase. Several words count by the mean of their maps.
 
     Args:
         caption: The caption with its attention maps.

@@ -32,7 +32,8 @@ METEOR_COUNTS = 23
 """Number of counts that METEOR's program returns per caption.
 
 The counts are listed below in their order. Each count exists twice, for the candidate (the caption)
-and for the reference. Only chunks are counted once.
+and for the reference. Only chunks, which are runs of words in the same order in both texts, are
+counted once.
 
 * Words (2).
 * Function words (2).
@@ -81,7 +82,8 @@ def meteor_counts(
 ) -> NDArray[np.float64]:
     """Run METEOR's program, and return its counts for one caption per image.
 
-    The program takes several seconds to start and needs 2 GB of memory.
+    The program is part of pycocoevalcap. It takes several seconds to start and needs 2 GB of
+    memory.
 
     Args:
         candidates: The caption of each image, (N,), as tokens separated by spaces.
@@ -157,15 +159,15 @@ def meteor_from_counts(counts: NDArray[np.float64]) -> NDArray[np.float64]:
 def spice(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> NDArray[np.float64]:
     """Compute SPICE for one caption per image.
 
-    SPICE is an F-score of the facts in a caption. On first use, pycocoevalcap downloads CoreNLP
-    (several hundred MB) into its own folder.
+    SPICE is an F-score of the facts in a caption: objects, attributes and relations. On first use,
+    pycocoevalcap downloads CoreNLP (several hundred MB) into its own folder.
 
     Args:
         candidates: The caption of each image, (N,), as tokens separated by spaces.
         references: The reference captions of each image, in the same form.
 
     Returns:
-        The scores, (N,), 0 to 1. NaN where SPICE is undefined.
+        The scores, (N,), 0 to 1. A score is NaN if SPICE is undefined for the image.
 
     Raises:
         ProgramError: The program failed, or could not be prepared.
@@ -191,4 +193,4 @@ def spice(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> NDA
 
 
 PROGRAMS = {"METEOR": meteor_counts, "SPICE": spice}
-"""The function that computes the counts or scores of all images, by metric."""
+"""Function that computes the counts or scores of all images, by the name of the metric."""

@@ -5,9 +5,12 @@ points. ``captioner.text.tokenizer`` produces the tokens of pycocoevalcap's Java
 Java. Text is normalized to NFC first. Scripts without spaces between words are split into
 characters.
 
-`captioner.evaluation.support` adds metrics of the words that references confirm. Optional metrics
-come from `captioner.evaluation.objects` (CHAIR) and `captioner.evaluation.java` (METEOR and SPICE).
-CIDEr_D is CIDEr with document frequencies from a file. ``length`` is the mean number of words.
+`captioner.evaluation.support` adds metrics that count the words that references confirm. Optional
+metrics come from `captioner.evaluation.objects` (CHAIR) and `captioner.evaluation.java` (METEOR and
+SPICE). CIDEr_D is CIDEr with document frequencies from a file. ``length`` is the mean number of
+words.
+
+Notation: N images, R resamples of the images (see `captioner.evaluation.bootstrap`).
 """
 
 from __future__ import annotations
@@ -50,7 +53,8 @@ class Scores:
     ids: Sequence[int]
     """Ids of the images, (N,)."""
     counts: Mapping[str, NDArray[np.float64]]
-    """The counts or the score of each image, by metric. Sums over images yield corpus scores.
+    """The counts or the score of each image, by metric. Their sums over all images yield the scores
+    of the whole set.
 
     * Bleu: counts from `bleu_counts`, (N, 9).
     * METEOR: counts from `java.meteor_counts`, (N, 23).
@@ -75,7 +79,7 @@ class Scores:
         }
 
     def resample(self, weights: ArrayLike) -> dict[str, NDArray[np.float64]]:
-        """Compute the scores on R resamples of the images.
+        """Compute the scores of R resamples of the images.
 
         BLEU, METEOR, CHAIR_i and supported_words are computed from summed counts. All other scores
         are weighted means. CIDEr keeps the document frequencies of all N images. If SPICE is NaN
@@ -131,7 +135,8 @@ class CaptionEvaluator:
     objects: Mapping[int, Collection[str]] | None = None
     """Object categories in each photo, by image id. If set, CHAIR_i and CHAIR_s are added."""
     on_error: OnError = raise_error
-    """Function that handles an error of a Java metric. The metric is left out from then on."""
+    """Function that handles the error of a Java metric. If it does not raise the error, this metric
+    is left out from then on."""
 
     def score(self, captions: Mapping[int, str]) -> Scores:
         """Score one caption per image.
@@ -181,10 +186,13 @@ class CaptionEvaluator:
         return Scores(ids, counts)
 
     def signature(self, images: Iterable[int]) -> str:
-        """Describe how the scores are computed in one line of text.
+        """Describe in one line of text how the scores are computed.
 
         Scores are comparable if their signatures are equal. A signature lists the versions, the
-        tokenizer and the metrics. It ends with a digest of the images and their references.
+        tokenizer and the metrics. It ends with a digest (hash) of the images and their references.
+
+        Args:
+            images: Ids of the scored images.
         """
         ids = sorted(images)
         counts = [len(self.references[i]) for i in ids]
@@ -216,6 +224,7 @@ class CaptionEvaluator:
 
 
 def _digest(content: object) -> str:
+    """Return 12 hex digits that identify the content, which is JSON data."""
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
 
@@ -224,9 +233,9 @@ def rouge_l(candidate: Sequence[str], references: Sequence[Sequence[str]]) -> fl
 
         F = (1 + beta^2) P R / (R + beta^2 P),    beta = 1.2
 
-    Precision P is the number of common words divided by the length of the caption. Recall R is the
-    number of common words divided by the length of the reference. The highest P and the highest R
-    over all references are used.
+    Common words are the words in the longest common subsequence. Precision P is their number
+    divided by the length of the caption. Recall R is their number divided by the length of the
+    reference. The highest P and the highest R over all references are used.
 
     Source: Lin 2004, ROUGE: A Package for Automatic Evaluation of Summaries.
     Deviation: as in pycocoevalcap, P and R may come from different references, and an empty caption

@@ -57,14 +57,14 @@ from captioner.text.tokenizer import caption_tokens
 _LISTS = json.loads(Path(__file__).with_name("names.json").read_text(encoding="utf-8"))
 
 CATEGORIES: dict[str, list[str]] = _LISTS["categories"]
-"""The phrases that name each category."""
+"""The phrases that name each category, by the name of the category."""
 
 OTHERS: list[str] = _LISTS["others"]
-"""Phrases that contain a word of ``CATEGORIES`` but do not name a category."""
+"""Phrases that contain a word of ``CATEGORIES`` but do not name a category, such as "bus stop"."""
 
 
 class Name(NamedTuple):
-    """A category and the words in a caption that name it, ``words[start:stop]``."""
+    """A category, and the place in a caption that names it: the words ``words[start:stop]``."""
 
     category: str
     start: int
@@ -72,18 +72,19 @@ class Name(NamedTuple):
 
 
 Phrases = Mapping[tuple[str, ...], str | None]
-"""The category of each phrase, or None for phrases that contain a name but have no category."""
+"""The category of each phrase, by the words of the phrase. The category is None for phrases that
+contain the name of a category, but do not name one as a whole, such as "toy car"."""
 
 
 def find_names(words: Sequence[str], table: Phrases | None = None) -> list[Name]:
     """Find the names of categories in a caption.
 
-    Names do not overlap. The search runs from left to right and prefers the longest phrase. Hyphens
-    may replace the spaces in a phrase ("hot-dog").
+    Names do not overlap. The search runs from left to right and prefers the longest phrase. In the
+    names of COCO's categories, hyphens may replace the spaces ("hot-dog").
 
     Args:
         words: Lower-case tokens from `captioner.text.tokenizer`, such as ``Caption.words``.
-        table: Phrases of one to three words. By default, the names of COCO's categories.
+        table: Phrases of one to four words. By default, the names of COCO's categories.
 
     Returns:
         The names, in the order of the caption.
@@ -101,7 +102,10 @@ def find_names(words: Sequence[str], table: Phrases | None = None) -> list[Name]
 
 
 def phrases(entries: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Yield the words of each phrase. "dog(s)" stands for two phrases, "dog" and "dogs"."""
+    """Yield the words of each phrase in a list from `names.json`.
+
+    An entry such as "dog(s)" stands for two phrases, "dog" and "dogs".
+    """
     for entry in entries:
         stem, _, ending = entry.rstrip(")").partition("(")
         yield tuple(stem.split())
@@ -129,6 +133,7 @@ def _table() -> dict[tuple[str, ...], str | None]:
 
 _PHRASES = _table()
 _LONGEST = max(len(phrase) for phrase in _PHRASES)
+"""Length of the longest phrase in words."""
 
 
 # --- CHAIR ---------------------------------------------------------------------------------------
@@ -148,7 +153,8 @@ def read_objects(path: str | Path) -> dict[int, set[str]]:
         The categories in each photo, by image id.
 
     Raises:
-        DataError: The file is missing or has a different form, or a class is not a COCO category.
+        DataError: The file is missing or has a different structure, or a class is not a COCO
+            category.
     """
     data = read_json(Path(path))
     classes, photos = data.get("classes"), data.get("photos")
@@ -184,6 +190,8 @@ def photo_objects(
 ) -> dict[int, set[str]]:
     """Return the categories that are annotated in each photo or named in its references.
 
+    For CHAIR, these objects count as in the photo.
+
     Args:
         references: Reference captions by image id.
         annotated: Annotated categories by image id. Photos may be missing.
@@ -203,15 +211,17 @@ def photo_objects(
 def count_mentions(
     captions: Sequence[Sequence[str]], objects: Sequence[Collection[str]]
 ) -> NDArray[np.float64]:
-    """Count how often each caption mentions objects.
+    """Count the objects that each caption mentions.
+
+    An object that a caption mentions twice counts twice.
 
     Args:
-        captions: Tokens of each caption.
+        captions: Tokens of each of the N captions.
         objects: Categories in the photo of each caption.
 
     Returns:
-        For each caption, the number of mentioned objects that are not in the photo, and the number
-        of all mentioned objects, (N, 2).
+        Two values per caption, (N, 2): the number of mentions of objects that are not in the photo,
+        and the number of all mentions of objects.
     """
     counts = np.zeros((len(captions), 2))
     for row, words, there in zip(counts, captions, objects, strict=True):
@@ -223,14 +233,15 @@ def count_mentions(
 def by_confidence(
     counts: NDArray[np.float64], confidences: Sequence[float]
 ) -> list[dict[str, Any]]:
-    """Compute CHAIR for captions of low to high confidence.
+    """Compute CHAIR separately for captions of low to high confidence.
 
     Args:
         counts: Mentions in each caption, (N, 2), from `count_mentions`.
         confidences: Confidence of each caption, 0 to 1, (N,).
 
     Returns:
-        The results of each bin of confidence that contains captions.
+        One entry for each bin of confidence that contains captions: the limits ``from`` and ``to``
+        of the bin, the numbers of ``captions`` and ``mentions``, ``CHAIR_i`` and ``CHAIR_s``.
     """
     bins = np.minimum((np.array(confidences) * BINS).astype(int), BINS - 1)
     return [

@@ -1,4 +1,4 @@
-"""Options of ``captioner evaluate`` and ``captioner calibrate``, and checks for contradictions."""
+"""Options of ``captioner evaluate`` and ``captioner calibrate``, with checks for contradictions."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from captioner.schema import (
 )
 
 OnError = Callable[[CaptionerError], None]
-"""Function that handles the error of a photo or of a metric's program.
+"""Function that handles an error of a photo or of a metric's program.
 
-If the function does not raise the error, the evaluation continues without the photo or metric.
+If the function does not raise the error, the evaluation continues without this photo or metric.
 """
 
 _Report = Annotated[str, Shown("FILE", ("-o", "--output"))]
@@ -34,7 +34,7 @@ _SCORING = "scoring"
 
 
 def raise_error(error: CaptionerError) -> None:
-    """Raise the error and so end the evaluation."""
+    """Raise the error, which ends the evaluation. This is the default handler of errors."""
     raise error
 
 
@@ -69,9 +69,10 @@ class EvaluateOptions(ModelOptions):
     """Count hallucinated objects (CHAIR) without a list of objects. Only the objects that the
     references of a photo name count as present."""
     phrases: File | None = None
-    """Measure the attention of phrases in their boxes. FILE is a JSON file made from Flickr30k
-    Entities. The model explains the captions in FILE, in the style of --style. Needs --images. With
-    --annotations or --instances, only photos in these files are measured."""
+    """Measure how much of a phrase's attention is in the boxes that people drew for the phrase.
+    FILE is a JSON file made from Flickr30k Entities. The model explains the captions in FILE, in
+    the style of --style. Needs --images. With --annotations or --instances, only photos in these
+    files are measured."""
     meteor: Annotated[bool, _SCORING] = False
     """Add the metric METEOR. Needs Java."""
     spice: Annotated[bool, _SCORING] = False

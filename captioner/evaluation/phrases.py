@@ -2,7 +2,7 @@
 
     words      A black dog   runs in   the snow
     phrases    [0, 3, "1"]             [5, 7, "2"]
-    boxes      of "1"                  of "2"           left, top, right, bottom in pixels
+    boxes      for "1"                 for "2"          left, top, right, bottom in pixels
     measured   black dog               snow             mean attention map of the content words
 
 The captions were written by people and come from a file. The model explains these captions instead
@@ -54,15 +54,17 @@ class PhrasedPhoto:
     """A photo with its captions, their phrases, and the boxes of the phrases."""
 
     width: int
+    """Width of the photo to which the boxes refer (pixels)."""
     height: int
+    """Height of the photo to which the boxes refer (pixels)."""
     boxes: Mapping[str, Sequence[Sequence[int]]]
     """The boxes of each phrase by key: left, top, right and bottom in pixels."""
     captions: Sequence[tuple[Sequence[str], Sequence[Phrase]]]
-    """The words and the phrases in each caption."""
+    """The words of each caption, and its phrases."""
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PhrasedPhoto:
-        """Check a photo's entry in the file, and return the photo.
+        """Check a photo's entry in a phrases file, and return the photo.
 
         Raises:
             ValueError, TypeError, LookupError, AttributeError: The entry is invalid.
@@ -82,6 +84,8 @@ class PhrasedPhoto:
 
     def labels(self, key: str) -> Array | None:
         """Label the pixels that are inside a phrase's boxes.
+
+        ``key`` is the key of the boxes.
 
         Returns:
             Labels of the pixels, (H, W), 1 inside the boxes and 0 elsewhere, or None if the phrase
@@ -122,11 +126,14 @@ def measure_phrases(
     on_error: OnError = raise_error,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Explain the captions of photos, and measure the attention of their phrases.
+    """Measure how much attention is in the boxes of phrases, for a model that reads given captions.
+
+    The model explains each caption: it computes the attention map of every word as if it had
+    written the caption itself.
 
     Args:
         model: The model that explains the captions.
-        photos: Photos by path.
+        photos: Photos with captions, phrases and boxes, by path.
         style: Style in which the model explains the captions.
         batch_size: Number of photos in a batch.
         on_error: Called with the error of each photo that cannot be read and is left out.
@@ -145,6 +152,7 @@ def measure_phrases(
     found, counts = Grounding(), {"captions": 0, "captions_with_unknown_words": 0}
 
     def read(path: Path) -> Prepared:
+        """Read a photo and prepare its pixels for the model."""
         return model.prepare(open_image(path))
 
     bar = photo_bar(total=len(photos), shown=progress)
@@ -207,6 +215,9 @@ def _mark(
 ) -> Iterator[tuple[Caption, list[Marked]]]:
     """Yield each explained caption of a photo with its phrases and their targets.
 
+    A target is the part of the photo that is inside the phrase's boxes, or the reason why it cannot
+    be measured.
+
     Args:
         name: File name of the photo.
         photo: The photo's entry in the phrases file.
@@ -215,6 +226,7 @@ def _mark(
 
     @cache
     def target(key: str) -> Target | str:
+        """Return the target of a phrase, which several captions may share."""
         return Target.seen(photo.labels(key), explained[0][0])
 
     for caption, phrases in explained:

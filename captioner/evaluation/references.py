@@ -2,11 +2,12 @@
 
     CIDEr-D = 10 / (4 R) sum_r exp(-(l - l_r)^2 / (2 sigma^2)) sum_n min(g, g_r) . g_r / |g| |g_r|
 
-R is the number of references of the photo, and n is 1 to 4. The vector g contains the count of each
-n-gram in the caption times ln(documents / document frequency). g_r is the vector of reference r.
-The lengths l and l_r are counted in bigrams, and sigma = 6. Despite its name, pycocoevalcap's
-``Cider`` computes this CIDEr-D: it clips counts and penalizes a difference in length with a
-Gaussian.
+An n-gram is a sequence of n words, and n is 1 to 4. R is the number of references of the photo. The
+vector g has an entry for each n-gram: its count in the caption times ln(documents / document
+frequency). The document frequency is the number of images with the n-gram in their references. g_r
+is the vector of reference r. The lengths l and l_r are counted in bigrams, and sigma = 6. Despite
+its name, pycocoevalcap's ``Cider`` computes this CIDEr-D: it clips counts and penalizes a
+difference in length with a Gaussian.
 
 Source: Vedantam et al. 2015 (arXiv:1411.5726).
 Deviation: as in pycocoevalcap, the length is counted in bigrams instead of words. Only the results
@@ -37,15 +38,15 @@ ORDERS = 4
 """Maximum length of an n-gram in words."""
 
 SIGMA = 6.0
-"""Width of the Gaussian that penalizes a difference in length."""
+"""Width of the Gaussian that penalizes a difference in length (bigrams)."""
 
 GZIP = b"\x1f\x8b"
-"""First bytes of a document frequencies file. A captions file starts with different bytes."""
+"""First two bytes of a document frequencies file. A captions file has different first bytes."""
 
 FORMAT_VERSION = 1
 """Format version of document frequencies files."""
 
-# Smoothing of BLEU in pycocoevalcap.
+# Constants that pycocoevalcap adds in BLEU, so that it never divides by 0.
 _SMALL, _TINY = 1e-9, 1e-15
 
 Ngrams = Sequence[Counter[str]]
@@ -53,16 +54,17 @@ Ngrams = Sequence[Counter[str]]
 
 
 def split(tokens: Iterable[str]) -> list[str]:
-    """Split tokens such as ``1 1/2``, which contain a space, into words, as pycocoevalcap does."""
+    """Split tokens that contain a space, such as ``1 1/2``, into words, as pycocoevalcap does."""
     return " ".join(tokens).split()
 
 
 def ngrams(words: Sequence[str]) -> Ngrams:
-    """Count the n-grams in the words of a caption."""
+    """Count the n-grams of each length in the words of a caption."""
     return [Counter(_of_size(words, size)) for size in range(1, ORDERS + 1)]
 
 
 def _of_size(words: Sequence[str], size: int) -> Iterable[str]:
+    """Return all n-grams with ``size`` words, as text with spaces between the words."""
     return map(" ".join, zip(*(words[start:] for start in range(size)), strict=False))
 
 
@@ -78,11 +80,11 @@ class DocumentFrequencies:
     documents: int
     """Number of images."""
     counts: Mapping[str, int]
-    """Number of images with each n-gram. N-grams of a single image are left out to save most of the
-    space. Scores stay the same, because a missing n-gram counts as 1."""
+    """Number of images with each n-gram. N-grams that only one image has are left out, which saves
+    most of the space. Scores stay the same, because a missing n-gram counts as 1."""
 
     def weighted(self, grams: Mapping[str, int]) -> dict[str, float]:
-        """Multiply the count of each n-gram by ln(documents / document frequency)."""
+        """Return the count of each n-gram times ln(documents / document frequency)."""
         documents, known = self.documents, self.counts
         return {gram: n * math.log(documents / known.get(gram, 1)) for gram, n in grams.items()}
 
@@ -157,7 +159,7 @@ def count_documents(references: Collection[Iterable[Sequence[str]]]) -> Document
     """Count in how many images each n-gram of the references occurs.
 
     Args:
-        references: The references of each image, each as a list of words.
+        references: The references of each image. A reference is a list of words.
 
     Raises:
         DataError: There are no images.
@@ -197,7 +199,13 @@ def words_of(references: Mapping[int, Iterable[Iterable[str]]]) -> dict[int, lis
 def cider_d(
     captions: Iterable[Ngrams], references: Iterable[Ngrams], frequencies: DocumentFrequencies
 ) -> list[float]:
-    """Compute the CIDEr-D, 0 to 10, of each of several captions of one image."""
+    """Compute the CIDEr-D, 0 to 10, of each of several captions of one image.
+
+    Args:
+        captions: N-grams of the captions.
+        references: N-grams of the image's references.
+        frequencies: Document frequencies for the weights of the n-grams.
+    """
     truth = [_weighted(one, frequencies) for one in references]
     return [
         10 * math.fsum(_similarity(one, other) for other in truth) / (ORDERS * len(truth))
@@ -206,16 +214,18 @@ def cider_d(
 
 
 _Vectors = tuple[int, list[tuple[dict[str, float], float]]]
-"""A caption's number of bigrams and, for each length, its weighted n-grams and their norm."""
+"""A caption's number of bigrams, and for each n the vector of its n-grams and the vector's norm."""
 
 
 def _weighted(grams: Ngrams, frequencies: DocumentFrequencies) -> _Vectors:
+    """Return the vectors g of a caption, or g_r of a reference (see the module's docstring)."""
     vectors = [*map(frequencies.weighted, grams)]
     norms = [math.sqrt(sum(value * value for value in one.values())) for one in vectors]
     return grams[1].total(), [*zip(vectors, norms, strict=True)]
 
 
 def _similarity(one: _Vectors, other: _Vectors) -> float:
+    """Return the term of CIDEr-D for one reference, 0 to 4, without the factor 10 / (4 R)."""
     total = 0.0
     for (mine, norm), (its, its_norm) in zip(one[1], other[1], strict=True):
         if common := mine.keys() & its.keys():  # exact sum, as sets have no order
@@ -228,16 +238,17 @@ def _similarity(one: _Vectors, other: _Vectors) -> float:
 
 
 def bleu_counts(captions: Iterable[Ngrams], references: Sequence[Ngrams]) -> NDArray[np.float64]:
-    """Count what BLEU needs, for K captions of one image.
+    """Return the counts from which BLEU is computed, for K captions of one image.
 
     Args:
         captions: N-grams of the captions.
         references: N-grams of the image's references.
 
     Returns:
-        The counts, (K, 9): the correct n-grams of each length (4), all n-grams of each length (4),
-        and the length of the reference that is closest to the caption in length. If two references
-        are equally close, the shorter one is used.
+        The counts, (K, 9): the number of n-grams of each length that a reference contains (4), the
+        number of all n-grams of each length (4), and the length of one reference (1). It is the
+        reference with the length closest to the caption's, and the shorter one of two that are
+        equally close.
     """
     of_sizes = [*zip(*references, strict=True)]
     lengths = [one[0].total() for one in references]
@@ -257,15 +268,16 @@ def bleu_counts(captions: Iterable[Ngrams], references: Sequence[Ngrams]) -> NDA
 
 
 def bleu_from_counts(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Compute BLEU-1 to BLEU-4 from summed counts.
+    """Compute BLEU-1 to BLEU-4 of sets of captions.
 
     Source: Papineni et al. 2002, with the smoothing constants of pycocoevalcap.
 
     Args:
-        counts: R sums of the counts from `bleu_counts`, (R, 9).
+        counts: The counts from `bleu_counts`, summed over the captions of each set. For R sets, the
+            shape is (R, 9).
 
     Returns:
-        The scores, (R, 4).
+        The scores, (R, 4), 0 to 1.
     """
     correct, total, closest = np.split(counts, [ORDERS, 2 * ORDERS], axis=1)
     precisions = np.cumprod((correct + _TINY) / (total + _SMALL), axis=1)

@@ -27,16 +27,19 @@ from captioner.text.vocabulary import BAD_ENDINGS
 Report = dict[str, Any]
 """A report as JSON data.
 
-The keys are ``metrics`` (pycocoevalcap's names and scale), ``intervals`` (95%, low and high end),
-``statistics``, ``signature``, ``images``, ``per_image``, and keys that the caller adds.
+``build`` adds the keys ``metrics`` (pycocoevalcap's names and scale), ``intervals`` (95%, low and
+high end by metric), ``resamples`` (their number), ``statistics`` (see ``describe``), ``signature``
+(see ``CaptionEvaluator.signature``), ``images`` (their number) and ``warnings``. Callers add other
+keys, such as ``per_image``, the caption and scores of each image.
 """
 
 MIN_IMAGES_FOR_CIDER = 100
-"""Minimum number of images for useful document frequencies in CIDEr."""
+"""Minimum number of images for useful document frequencies in CIDEr (see
+``DocumentFrequencies``)."""
 
 
 def as_json(report: Report, indent: int = 1) -> str:
-    """Format a report as JSON. NaN becomes null."""
+    """Format a report as JSON text. NaN, which JSON lacks, becomes null."""
     text = json.dumps(json_values(report), indent=indent, ensure_ascii=False) + "\n"
     # Lone surrogates, which UTF-8 cannot encode, become JSON escapes.
     return text.encode("utf-8", "backslashreplace").decode()
@@ -50,10 +53,11 @@ def build(
     Args:
         captions: Captions by image id, not tokenized.
         evaluator: The evaluator with the references and settings.
-        known: Training captions, to report the share of new captions.
+        known: Training captions, to report the share of captions that are not among them.
 
     Returns:
-        The report and the scores.
+        The report.
+        The scores from which it was built.
 
     Raises:
         DataError: There are no captions, or an image has no references.
@@ -136,7 +140,7 @@ def difference(
 def read_captions_of(path: str | Path, content: Any = None) -> dict[int, str]:
     """Read captions by image id from a COCO results file or a report.
 
-    The file may start with a byte order mark.
+    The file may start with a byte order mark, which some editors add.
 
     Args:
         path: The file, or a name for error messages if ``content`` is passed.
@@ -178,7 +182,7 @@ def describe(
 
     Args:
         captions: Captions by image id, not tokenized.
-        known: Training captions.
+        known: Training captions, or None if they are unknown.
 
     Returns:
         The statistics from `describe_texts`, and three more. ``images`` is the number of images.
@@ -236,6 +240,7 @@ _NOTES = {
     "CHAIR_i": "share of named objects that are not in the photo",
     "CHAIR_s": "share of captions that name an object that is not in the photo",
 }
+"""Explanations of metrics, shown next to their scores."""
 _IN_WORDS = ("agreement", "length")
 """Metrics that are counted in words. All other metrics are shares."""
 _ATTENTION = {
@@ -257,11 +262,13 @@ _ATTENTION = {
     "entropy_even": "entropy of uniform maps (nats)",
     "movement": "mean distance between the maps of two words of a caption, 0 to 1",
 }
+"""Explanations of attention measures, in the order of the table (see ``Grounding.summary``)."""
 _ORDERS = METHOD_TITLES | {
     "attention": "attention (x gate)",
     "gradient_input": "gradient x input",
     "least_attended": "least attended",
 }
+"""Titles of the orders of regions in the table of faithfulness."""
 
 
 def as_text(report: Report) -> str:
@@ -290,8 +297,11 @@ def as_text(report: Report) -> str:
 def table(rows: Iterable[Sequence[object]], digits: int = 2, first: int = 22) -> list[str]:
     """Format rows of cells as lines of text with aligned columns.
 
+    Columns without any text are left out.
+
     Args:
-        rows: Text and numbers. Columns with numbers are aligned to the right.
+        rows: The cells of each row: text, numbers, or None for a missing value. Columns with
+            numbers are aligned to the right.
         digits: Number of decimals of floats.
         first: Minimum width of the first column, in characters.
     """
@@ -307,13 +317,20 @@ def table(rows: Iterable[Sequence[object]], digits: int = 2, first: int = 22) ->
 
 
 def _shown(cell: object, digits: int) -> str:
+    """Format a cell. NaN and None become a dash."""
     if isinstance(cell, float):
         return "-" if math.isnan(cell) else f"{cell:.{digits}f}"
     return f"{cell:,}" if isinstance(cell, int) else "-" if cell is None else str(cell)
 
 
 def ends(interval: Sequence[float] | None, style: str, scale: float = 1) -> str:
-    """Format an interval as ``low to high``, or as an empty string if it is None."""
+    """Format an interval as ``low to high``, or as an empty string if it is None.
+
+    Args:
+        interval: The low and the high end.
+        style: Format of each end, such as ``.2f``.
+        scale: Factor for both ends.
+    """
     return " to ".join(f"{scale * end:{style}}" for end in interval or ())
 
 
@@ -453,6 +470,7 @@ def _faithfulness(report: Report) -> list[str]:
 
 
 def _area(one: Mapping[str, Any]) -> str:
+    """Format the area of one order with its interval, and with stars if it beats the baselines."""
     better = [
         name in one and one[name]["significant"] and one[name]["difference"] > 0
         for name in ("over_random", "over_centre")

@@ -1,4 +1,6 @@
-"""The reward of self-critical training: a weighted sum of CIDEr-D, BLEU-4 and a term R.
+"""The reward for a sampled caption in self-critical training.
+
+It is a weighted sum of CIDEr-D, BLEU-4 and a term R that rewards rare words:
 
     reward = cider * CIDEr-D (0 to 10) + bleu * BLEU-4 (0 to 1) + rare_words * R
     R      = sum over the caption's distinct words w of s(w) ln(N / df(w)) / ln N
@@ -8,8 +10,8 @@ photos, out of N, with w in their references. R rewards the words that a caption
 references, in any order, and penalizes all other words. Rare words count most.
 
 By default, the end of a sentence counts as a word. This end word is appended to every reference
-before document frequencies are counted, and to every complete sample. CIDEr-D and BLEU-4 count
-phrases. Without the end word, "a man on a" would not be penalized for its last words, and models
+before document frequencies are counted, and to every complete sample. Without the end word, all
+phrases in "a man on a" could occur in references, so nothing would penalize its missing end. Models
 would learn to break sentences off.
 
 Source: Rennie et al. 2017 (arXiv:1612.00563). Their appendix E describes the end word.
@@ -41,18 +43,18 @@ from captioner.text.tokenizer import caption_tokens
 from captioner.text.vocabulary import SPECIAL_NAMES, Vocabulary
 
 END_WORD = ""
-"""The word that marks the end of a sentence. No word of a caption is empty."""
+"""The word that marks the end of a sentence. It is empty, so it differs from all real words."""
 
 
 class CaptionReward:
-    """A function that rewards sampled captions that resemble the reference captions of a photo.
+    """A function that rewards sampled captions for resembling the photo's reference captions.
 
     References keep words that are not in the vocabulary. Document frequencies are counted for each
     style separately, because a phrase that is rare in one data set may be common in another. The
     object never changes after construction, so several threads may share it.
 
     Args:
-        references: Tokens of all reference captions, by style and image id.
+        references: Tokens of all reference captions, by style, then by image id.
         vocabulary: The model's vocabulary, to convert the samples' token ids to words.
         cider: Weight of CIDEr-D.
         bleu: Weight of BLEU-4.
@@ -126,15 +128,16 @@ class CaptionReward:
         return rewards
 
     def _said(self, sample: Sequence[int]) -> Iterable[str]:
-        """Return the words of a sample. Pieces of words are first joined to text and then split."""
+        """Return the words of a sample. Sub-word pieces are joined, and the text is split."""
         if pieces := self._vocabulary.pieces(sample):
             return split(caption_tokens("".join(pieces)))
         return chain.from_iterable(self._words[token] for token in sample)
 
     def signature(self) -> str:
-        """Describe the settings as text. Rewards with equal signatures are comparable.
+        """Describe in one line of text how the rewards are computed.
 
-        The call takes several seconds on a large data set.
+        Rewards with equal signatures are comparable. On a large data set, the call takes several
+        seconds, because the line contains a digest of all document frequencies.
         """
         cider, bleu, rare_words = self._weights
         weights = f"cider-d:{cider!r}|bleu-4:{bleu!r}|".replace(".0|", "|")
@@ -149,7 +152,7 @@ class CaptionReward:
 def _rare_words(
     caption: Ngrams, references: Sequence[Ngrams], frequencies: DocumentFrequencies
 ) -> float:
-    """Compute the term R of the reward for one caption."""
+    """Compute the term R of the reward for one caption (see the module's docstring)."""
     said = set().union(*(one[0] for one in references))
     weights = frequencies.weighted(dict.fromkeys(caption[0], 1))
     total = math.fsum(weight if word in said else -weight for word, weight in weights.items())

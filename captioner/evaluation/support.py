@@ -1,7 +1,8 @@
 """Metrics of support: how much of a caption the photo's reference captions confirm.
 
-C is the set of content words in a caption, as stems (see `captioner.text.content`). R is the number
-of references of the photo, and n(w) is the number of these references that contain the word w.
+C is the set of content words in a caption, as stems (see `captioner.text.content`). |C| is their
+number. R is the number of references of the photo, and n(w) is the number of these references that
+contain the word w.
 
     supported_words    = sum over captions of |{w in C: n(w) > 0}| / sum over captions of |C|
     supported_captions = share of the captions with n(w) > 0 for all w in C
@@ -25,7 +26,7 @@ from captioner.text.content import content_stems
 def count_support(
     captions: Sequence[str], references: Sequence[Sequence[str]]
 ) -> NDArray[np.float64]:
-    """Count the content words in each caption that the references confirm.
+    """Count the content words in each caption, and the content words that the references confirm.
 
     Args:
         captions: N captions, not tokenized.
@@ -33,7 +34,7 @@ def count_support(
 
     Returns:
         Three values per caption, (N, 3): the number of content words that occur in a reference, the
-        number of all content words, and the agreement.
+        number of all content words, and the agreement, sum_{w in C} n(w) / R.
     """
     rows = np.zeros((len(captions), 3))
     for row, caption, texts in zip(rows, captions, references, strict=True):
