@@ -242,7 +242,9 @@ class RemoteFile:
         self.name, self._data = name, data
 
     def read(self, size: int = -1) -> bytes:
-        """Return the content from its beginning. Call this only once (see ``IO.read``).
+        """Return the content from its beginning, with at most ``size`` bytes. -1 returns all bytes.
+
+        Unlike other files, this file has no position. Call the method only once.
 
         Raises:
             OSError: The photo is missing.

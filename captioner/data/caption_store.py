@@ -88,7 +88,7 @@ class SidecarOptions:
 
 
 def _ignore(message: str) -> None:
-    """Drop a message."""
+    """Ignore a message. This is the default of ``Store.warn``."""
 
 
 @dataclass
@@ -216,7 +216,7 @@ class Store:
         return text
 
     def _bare(self, text: str) -> str:
-        """Remove the prefix and the suffix from the text of a file."""
+        """Return the text of a file without the prefix, the suffix, and commas around it."""
         prefix, suffix = (s.strip(" ,") for s in (self.options.prefix, self.options.suffix))
         text = re.sub(rf"^{re.escape(prefix)}(?!\w)", "", text.strip(" ,\r\n"))
         before = r"\b" if suffix[:1].isalnum() else ""
@@ -240,9 +240,10 @@ class Store:
 
         Args:
             photos: The photos.
-            captioned: Function that returns a row for each photo that needs a caption, in order.
-            texts: The captions by photo, if they are known before. If captioner already wrote the
-                same caption there, the file is left unchanged and keeps its mark.
+            captioned: Function that receives the photos that need a caption, and returns a row for
+                each of them, in order.
+            texts: The new captions by photo, if they are already known. If captioner has written
+                the same caption before, the file is left unchanged and keeps its mark.
 
         Yields:
             The rows of the captions written, and a row with an error for each photo that failed.
@@ -393,7 +394,7 @@ def make_store(
     """Return the store that the options select, or None if captions are only printed.
 
     Args:
-        options: The options, each already checked on its own.
+        options: The options. Their values are already checked, but not their combination.
         force: Replace existing captions.
         warn: Function that receives messages other than errors.
 

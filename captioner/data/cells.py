@@ -57,7 +57,7 @@ class SafeWriter:
         self._writer.writerow(self._columns)
 
     def write_row(self, row: Mapping[str, Any]) -> None:
-        """Write a row, given as a mapping from columns to values."""
+        """Write a row. ``row`` maps columns to values. Missing values become empty cells."""
         self._writer.writerow([safe_cell(str(row.get(name, ""))) for name in self._columns])
 
     def write_cells(self, row: Mapping[str, str]) -> None:

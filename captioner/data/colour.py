@@ -135,7 +135,7 @@ def _cicp_profile(primaries: int, transfer: int) -> bytes | None:
 
 
 def _below_white(light: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Compress light above 0.6 into the range up to paper white (1).
+    """Compress light above 0.6 of paper white into the range from 0.6 to 1 (paper white).
 
     Highlights above paper white therefore keep their details.
     """

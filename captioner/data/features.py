@@ -2,7 +2,7 @@
 
     FOLDER/features.json   the header, written first: describes how the rows were computed
     FOLDER/features.bin    rows of (L, D): the photos, then flipped versions of the first photos
-    FOLDER/features.index  a `RECORD` per photo whose rows are on disk, appended block by block
+    FOLDER/features.index  a `RECORD` for each photo with rows on disk, appended block by block
 
 A row contains the features of one photo. A block contains the rows of several consecutive photos.
 A folder is complete when the index contains all photos. An interrupted run loses at most one block.
@@ -66,7 +66,8 @@ def feature_fingerprint(
         encoder: The encoder. The fingerprint contains its name and the SHA-256 of its weights, or
             only of the weights before ``stage``.
         preprocessing: The encoder's preprocessing. Every field is part of the fingerprint.
-        stage: Encoder stage whose input is cached. None means the encoder's output.
+        stage: Encoder stage for which the input is cached. None means that the encoder's output is
+            cached.
         **storage: ``dtype`` of the rows and ``precision`` of the encoder. A value that is left out
             matches any value.
     """
@@ -105,7 +106,8 @@ class FeatureCache:
             raise DataError(f"{folder} was made with {other}; {self._recreate}")
         self.dtype = DTYPES[self.fingerprint["dtype"]]
         self.stage = self.fingerprint.get("stage")
-        """Encoder stage whose input is cached, or None if the encoder's output is cached."""
+        """Encoder stage for which the input is cached, or None if the encoder's output is
+        cached."""
         self.shape: tuple[int, int, int] = tuple(header["shape"])
         """Number of rows N, number of regions L and feature size D."""
         self.grid: tuple[int, int] = tuple(header["grid"])
@@ -278,7 +280,7 @@ class FeatureWriter:
         self.bytes = (len(images) + flipped) * encoder.row_bytes
         """Size of all rows (bytes)."""
         self.done = 0
-        """Number of photos whose rows are on disk."""
+        """Number of photos with rows on disk."""
         by_id: dict[int, Example] = {}
         for image in images:
             if (other := by_id.setdefault(image.image_id, image)) is not image:

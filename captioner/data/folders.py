@@ -120,11 +120,11 @@ PICTURE_MARK = "_attention"
 
 
 def without_pictures(photos: Sequence[Path]) -> list[Path]:
-    """Leave out pictures that ``captioner attend`` made from other photos in the list."""
+    """Return photos without the pictures that ``captioner attend`` drew from some of them."""
     known = {(photo.parent, stem) for photo in photos for stem in (photo.stem, photo.name)}
 
     def is_picture(photo: Path) -> bool:
-        """Return whether the file name is that of a picture drawn from a photo in the list."""
+        """Return whether the file's name shows that it was drawn from a photo in the list."""
         source = photo.stem.removesuffix(PICTURE_MARK)
         sources = {(photo.parent, s) for s in (source, re.sub(r"_\d+$", "", source))}
         return source != photo.stem and bool(sources & known)
@@ -133,7 +133,7 @@ def without_pictures(photos: Sequence[Path]) -> list[Path]:
 
 
 def without_twins(files: Sequence[str]) -> list[str]:
-    """Leave out camera RAW files next to a photo of the same name, given as paths or URLs."""
+    """Return paths or URLs without camera RAW files next to a photo of the same name."""
     kinds = {name: format_by_name(name) for name in files}
     if RAW not in kinds.values():
         return [*files]

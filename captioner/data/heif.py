@@ -50,7 +50,7 @@ class Reader:
         return self.number(4) >> 24
 
     def boxes(self) -> Iterator[tuple[bytes, Reader]]:
-        """Yield the type and the content of each box up to the end."""
+        """Yield the type and the content of each box, from the current position to the end."""
         while self.at + 8 <= self.end:
             start = self.at
             size, kind = self.number(4), self.data[start + 4 : start + 8]
@@ -108,7 +108,7 @@ def check_complete(data: bytes) -> None:
 
 
 def _kinds(box: Reader) -> dict[int, bytes]:
-    """Return the type of each item by its id."""
+    """Return the type of each item by the item's id, from the box ``iinf``."""
     kinds = {}
     box.number(2 if box.version() == 0 else 4)
     for kind, entry in box.boxes():
@@ -120,7 +120,10 @@ def _kinds(box: Reader) -> dict[int, bytes]:
 
 
 def _inputs(box: Reader) -> dict[int, list[int]]:
-    """Return the items that each derived item is made from, such as the tiles of a grid."""
+    """Return the items that each item is made from, by id, such as the tiles of a grid.
+
+    ``box`` is the box ``iref``.
+    """
     size = 2 if box.version() == 0 else 4
     return {
         entry.number(size): entry.numbers(size, entry.number(2))
@@ -130,7 +133,10 @@ def _inputs(box: Reader) -> dict[int, list[int]]:
 
 
 def _places(box: Reader) -> dict[int, tuple[int, list[tuple[int, int]]]]:
-    """Return each item's storage method, and the offset and length of its parts (bytes)."""
+    """Return the place of each item by the item's id, from the box ``iloc``.
+
+    A place consists of the storage method, and the offset and length of each part (see `_content`).
+    """
     places = {}
     version, sizes = box.version(), box.number(2)
     offset_size, length_size, base_size = sizes >> 12, sizes >> 8 & 15, sizes >> 4 & 15

@@ -177,9 +177,9 @@ def open_image(
 
 
 def reduced_side(image_size: int) -> int:
-    """Return the ``min_side`` for a model's input size (pixels).
+    """Return a value of ``min_side`` in `open_image` that suits a model's input size (pixels).
 
-    Photos decoded with this value are also large enough to be shown.
+    Photos that are decoded with this value are also large enough to be shown.
     """
     return max(2 * image_size, 640)
 
@@ -446,7 +446,7 @@ def _zeros_in_scan(file: BinaryIO) -> bool:
     error. In a Huffman code, zero bits decode to the most frequent symbol of a scan, repeated many
     times. If this symbol is a coefficient, no photo repeats it a hundred times. If the symbol is
     the end of a block, zeros may be correct, because large even areas of a photo consist of such
-    symbols. Scans with this symbol, or without coefficients, are not checked.
+    symbols. Such scans are not checked. Scans without coefficients are not checked either.
     """
     file.seek(0)
     data, at, progressive = file.read(), 2, False

@@ -129,8 +129,8 @@ _DUPLICATE = re.compile(r"(\.jpe?g)\.\d+$", re.IGNORECASE)
 def _read_flickr8k(path: Path, _: ColumnOptions) -> Iterator[tuple[str, Example]]:
     """Read Flickr8k as published. Flickr30k's .token file has the same format.
 
-    A duplicate name (``2258277193_586949ec62.jpg.1``) counts as the original photo. If there are
-    files next to it that list the photos of each split, unlisted photos are left out.
+    A duplicate name (``2258277193_586949ec62.jpg.1``) counts as the original photo. If files
+    next to the source list the photos of each split, unlisted photos are left out.
     """
     captions: dict[str, list[str]] = {}
     for number, line in _lines(read_text(path)):
@@ -470,8 +470,8 @@ def find_source(path: str | Path, layout: str = "auto") -> Path:
     files.
 
     Raises:
-        DataError: The folder has no captions file, or several token files without
-            Flickr8k.token.txt.
+        DataError: The folder has no captions file, or it has several files named *.token.txt or
+            *.token, but not Flickr8k.token.txt.
     """
     path = Path(path)
     if not path.is_dir() or (layout in ("auto", "imagefolder") and _metadata_files(path)):

@@ -75,7 +75,7 @@ class Canvas:
         """
         self.theme, self.text_size, self._max_dpi = theme, text_size, max_dpi
         self.figure = Figure(dpi=dpi, facecolor=theme.background, edgecolor="none")
-        self._from_top = Affine2D()  # to pixels from the bottom, once the height is known
+        self._from_top = Affine2D()  # to coordinates from the bottom; `set_size` completes it
         self._down = self._from_top + Affine2D().scale(1 / dpi) + self.figure.dpi_scale_trans
         self._point = 72 / dpi  # points per pixel
 

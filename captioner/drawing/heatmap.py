@@ -90,8 +90,8 @@ def shared_scale(alphas: ArrayLike, gates: ArrayLike | None = None) -> float:
     """Return the attention at which regions are fully lit, for one map or for several.
 
     For one map, a tenth of the regions reach this value (see ``most_attended``). For several maps,
-    the largest of these values is used. The result is at least twice the uniform share, so that
-    uniform attention is drawn at most at the middle of the scale.
+    the largest of these values is used. The result is at least twice the attention of a region in
+    a uniform map. Uniform attention is therefore drawn at most at the middle of the scale.
 
     Args:
         alphas: Attention maps, (T, Gh, Gw) or (Gh, Gw).

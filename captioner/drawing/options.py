@@ -10,8 +10,8 @@ from annotated_types import Ge, Interval
 from captioner.schema import Checked, Shown, Untrusted
 
 Colormap = Literal["photo", "inferno", "magma", "plasma", "viridis", "cividis", "gray"]
-"""``photo`` for the photo's own colours, or a matplotlib colormap whose brightness always
-increases."""
+"""``photo`` for the photo's own colours, or the name of a matplotlib colormap that becomes steadily
+brighter."""
 
 Combine = Literal["mean", "max"]
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _ASPECT = 1.5  # target width / height
 _LEAST_ASPECT = 0.85  # width / height below which a figure is too tall for a column
-_MAX_COLUMNS = 8  # unless columns is given
+_MAX_COLUMNS = 8  # unless the option columns is set
 _MIN_TEXT = 14  # pixels
 _SMALL = 0.82  # size of numbers and notes, in text sizes
 _WIDE_CELL = 1 / 0.092  # text sizes: width of a cell with room for its numbers in two lines

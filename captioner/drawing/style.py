@@ -136,6 +136,9 @@ def probability(log_prob: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Format a share (0 to 1) as a percentage with two significant digits."""
+    """Format a share (0 to 1) as a percentage, without decimals from 10% on.
+
+    Smaller percentages have two significant digits.
+    """
     value = 100.0 * share
     return f"{value:.0f}%" if value >= 9.95 else f"{value:.2g}%"

@@ -56,7 +56,7 @@ BLANK = "\N{OPEN BOX}"
 
 
 def is_content_word(word: str) -> bool:
-    """Return whether a word can be true or false of a photo, such as a noun or a number.
+    """Return whether a word can be true or false for a photo, such as a noun or a number.
 
     Args:
         word: A lower-case token from ``text.tokenizer``.
