@@ -1,10 +1,17 @@
 """Construction of the attention and the decoder that a config describes.
 
-decoder.attention   a scorer (from ``attention_variants.BUILT_IN``, or registered), multi_head,
-                    or without attention: fixed, fixed_at_start
-decoder.query       hidden (the hidden state), self or mean (features of the photo)
-decoder.selection   soft (weighted mean), hard (one sampled region)
-decoder.order       bahdanau (attend, then the LSTM), luong (the LSTM, then attend)
+These settings select the classes:
+
+    decoder.attention   the name of a scorer, such as additive, or of your own scorer
+                        multi_head: attention with several heads
+                        fixed: the same vector at every word, without attention
+                        fixed_at_start: the photo sets only the initial state
+    decoder.query       hidden: the decoder's hidden state
+                        self or mean: the features of each region, or their mean
+    decoder.selection   soft: the context is the weighted mean of all regions
+                        hard: the context is one region, which is sampled in training
+    decoder.order       bahdanau: attend, then run the LSTM
+                        luong: run the LSTM, then attend
 """
 
 from __future__ import annotations
@@ -31,13 +38,13 @@ from captioner.model.registry import Registry
 from captioner.options import DecoderConfig
 
 WITHOUT_SCORER = ("multi_head", "fixed", "fixed_at_start")
-"""Values of ``decoder.attention`` that are not in ``SCORERS``."""
+"""Values of ``decoder.attention`` that do not name a scorer."""
 
 PHOTO_QUERIES = ("additive", "dot", "general")
 """Scorers that support ``decoder.query`` self and mean."""
 
 SCORERS: Registry[type[Scorer]] = Registry("scorer", BUILT_IN)
-"""Scorers by their ``decoder.attention`` value."""
+"""All scorers by their ``decoder.attention`` value: built in, registered or installed."""
 
 DECODERS: dict[str, type[Decoder]] = {"bahdanau": BahdanauDecoder, "luong": LuongDecoder}
 """Decoders by their ``decoder.order`` value."""
@@ -50,6 +57,10 @@ def register_scorer(name: str, scorer: type[Scorer]) -> None:
     To use a scorer on the command line, or to share it, declare an entry point of the group
     ``captioner.scorers`` in a package instead. See docs/attention.md.
 
+    Args:
+        name: The value of ``decoder.attention`` that selects the scorer.
+        scorer: A subclass of `Scorer`.
+
     Raises:
         ConfigError: The name is already taken.
     """
@@ -61,8 +72,13 @@ def register_scorer(name: str, scorer: type[Scorer]) -> None:
 def build_attention(config: DecoderConfig, sizes: Sizes) -> Attention:
     """Build the attention that a config describes.
 
+    Args:
+        config: The settings of the decoder.
+        sizes: The sizes of features, hidden state and attention, and the number of regions.
+
     Raises:
-        ConfigError: `check_attention` rejects the settings, or the scorer cannot be used.
+        ConfigError: `check_attention` rejects the settings, the scorer needs other sizes, or its
+            code does not work.
     """
     check_attention(config)
     if config.attention == "multi_head":
@@ -90,9 +106,13 @@ def build_attention(config: DecoderConfig, sizes: Sizes) -> Attention:
 
 
 def _checked(scorer_class: type[Scorer], sizes: Sizes) -> Scorer:
-    """Build a scorer and check the shape of its scores.
+    """Build a scorer, and try it on zeros to check the shape of its scores.
 
-    Scores of a wrong shape could mix photos without an error.
+    Without this check, broadcasting could turn scores of a wrong shape into attention that mixes
+    photos.
+
+    Raises:
+        ConfigError: The scorer fails, or its scores do not have the shape (B, R, L).
     """
     query = torch.zeros(2, 3, sizes.query)
     features = torch.zeros(2, sizes.regions, sizes.features)
@@ -101,7 +121,7 @@ def _checked(scorer_class: type[Scorer], sizes: Sizes) -> Scorer:
         scorer = scorer_class(sizes).eval()
         with torch.no_grad():
             shape = tuple(scorer(query, scorer.keys(features)).shape)
-    except Exception as error:  # its own code runs here
+    except Exception as error:  # the scorer may be code of the user, which can raise any error
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise ConfigError(
             f"scorer {kind} fails with features {tuple(features.shape)} and a query "
@@ -161,8 +181,10 @@ def build_decoder(
         feature_dim: Size of the encoder's features, D.
         vocabulary_size: Number of words and special tokens, V.
         regions: Largest number of regions, L.
-        styles: Number of additional start tokens (see ``Vocabulary.start``).
-        initialize: Set initial weights. Without it, read weights from a file afterwards.
+        styles: Number of caption styles, or 0 for a single unnamed style. Each style has its own
+            start token after the V tokens of the vocabulary (see ``Vocabulary.start``).
+        initialize: Whether to set the initial weights for training. This is not necessary if you
+            read weights from a file afterwards.
     """
     kind = PlainDecoder if config.attention == "fixed_at_start" else DECODERS[config.order]
     sizes = Sizes(
@@ -177,7 +199,15 @@ def build_decoder(
 
 @torch.no_grad()
 def initialize_weights(decoder: Decoder) -> None:
-    """Initialize the weights of a new decoder, in place."""
+    """Initialize the weights of a new decoder for training, in place.
+
+    Linear layers start with Xavier's uniform distribution, embeddings with a normal distribution,
+    and each gate's matrix for the hidden state with an orthogonal matrix. Biases are 0, except for
+    the bias of the forget gate, which is 1. The LSTM then keeps its state at first.
+
+    Source: Jozefowicz et al. 2015, An Empirical Exploration of Recurrent Network Architectures, for
+    the bias of the forget gate. Deviation: none.
+    """
     for module in decoder.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
@@ -186,8 +216,8 @@ def initialize_weights(decoder: Decoder) -> None:
     nn.init.normal_(decoder.embedding.weight, std=0.5)
     for gates in decoder.hidden_gates.weight.chunk(decoder.GATES):
         nn.init.orthogonal_(gates)
-    # Open the forget gates (Jozefowicz et al. 2015). A norm would cancel a bias before it, so then
-    # the bias of the norm is set.
+    # Gate 1 is the forget gate. Layer norm subtracts the mean of its input, so an equal bias of all
+    # units before the norm would have no effect. The norm's own bias is set instead.
     if decoder.gate_norms is None:
         decoder.word_gates.bias.chunk(decoder.GATES)[1].fill_(1.0)
     else:
@@ -196,9 +226,14 @@ def initialize_weights(decoder: Decoder) -> None:
 
 @torch.no_grad()
 def start_at_frequencies(decoder: Decoder, counts: Tensor) -> None:
-    """Set the output bias to the log word frequencies, which saves the first training steps.
+    """Set the bias of the output layer to the logarithm of each token's frequency.
 
-    ``counts``, (V,), contains how often each token occurs in the training targets.
+    The decoder then starts with the right frequencies. Otherwise, the first training steps would
+    learn only these frequencies.
+
+    Args:
+        decoder: Decoder to change, in place.
+        counts: How often each token occurs in the training targets, (V,).
     """
     share = (counts + 1) / (counts + 1).sum()  # + 1, so that unseen tokens are not impossible
     decoder.word_output.bias.copy_(share.log())

@@ -1,16 +1,18 @@
-"""Decoders that run the steps of ``decoder`` in a different order, or without attention.
+"""Two alternative decoders: one attends after the LSTM, and the other one does not attend.
 
-    Luong     run the LSTM, then attend with the new hidden state
-        h, c     = LSTM([E y; f], h, c)            f: previous attentional vector (input feeding)
+At step t, y is the previous word. The values h', c' and f' come from the previous step:
+
+    LuongDecoder     run the LSTM, then attend with the new hidden state
+        h, c     = LSTM([E y; f'], h', c')      with input feeding, otherwise without f'
         z, alpha = attend(h)
-        f        = tanh(W_z z + W_h h)             attentional vector
+        f        = tanh(W_z z + W_h h)          attentional vector, (N)
         logits   = L_o f
 
-    Plain     the photo sets only the initial state (attention ``fixed_at_start``)
-        h, c     = LSTM(E y, h, c)
+    PlainDecoder     the photo sets only the initial state (attention ``fixed_at_start``)
+        h, c     = LSTM(E y, h', c')
         logits   = L_o tanh(E y + L_h h)
 
-Notation: as in ``decoder``.
+The other symbols and the letters in shapes are defined in ``decoder``.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ class LuongDecoder(Decoder):
 
     Source: Luong et al. 2015 (arXiv:1508.04025), equations 5 and 6, and input feeding in section
     3.3.
-    Deviation: It has one LSTM layer, and its initial state is computed from the summary. L_o has a
-    bias. Dropout is applied to the embedding and before L_o.
+    Deviation: One LSTM layer replaces the paper's stack of layers. The initial state is computed
+    from the photo's summary (``Memory.summary``). L_o has a bias. Dropout is applied to the
+    embedding and before L_o.
     """
 
     def readout_dim(self, config: DecoderConfig) -> int:
@@ -37,21 +40,24 @@ class LuongDecoder(Decoder):
         return config.hidden_dim
 
     def add_layers(self, config: DecoderConfig) -> None:
-        """See ``Decoder.add_layers``."""
+        """Create W_z, W_h and, with input feeding, the LSTM's block for f'."""
         hidden_dim, gates = config.hidden_dim, self.GATES * config.hidden_dim
         self.fed_gates = nn.Linear(hidden_dim, gates, bias=False) if config.input_feeding else None
         self.hidden_output = nn.Linear(hidden_dim, hidden_dim, bias=False)  # W_h
         self.context_output = nn.Linear(self.feature_dim, hidden_dim, bias=False)  # W_z
 
     def start(self, memory: Memory, captions: int = 1) -> State:
-        """Compute the initial state, with an attentional vector of zeros."""
+        """Compute the initial state. With input feeding, the first f' contains zeros."""
         state = super().start(memory, captions)
         return (
             state if self.fed_gates is None else state._replace(fed=torch.zeros_like(state.hidden))
         )
 
     def step(self, word_inputs: Tensor, state: State, memory: Memory) -> Step:
-        """See ``Decoder.step``. The output is the attentional vector (B, R, N)."""
+        """Advance every caption by one word (see ``Decoder.step``).
+
+        The only output is the attentional vector, (B, R, N).
+        """
         if self.fed_gates is not None:
             word_inputs = word_inputs + self.fed_gates(state.fed)
         state = self.recur(word_inputs, state)
@@ -60,7 +66,7 @@ class LuongDecoder(Decoder):
         attentional = torch.tanh(widen(mixed))  # (B, R, N)
         if self.fed_gates is not None:
             state = state._replace(fed=attentional)
-        beta = torch.ones_like(attentional[..., :1])  # no gate in this order, as if fully open
+        beta = torch.ones_like(attentional[..., :1])  # no context gate, so always open
         return Step(state, (attentional,), attended.alphas, beta, attended.chosen)
 
     def readout(self, embedded: Tensor, *outputs: Tensor) -> Tensor:
@@ -71,20 +77,24 @@ class LuongDecoder(Decoder):
 
 
 class PlainDecoder(Decoder):
-    """Language model that starts from the photo and does not use a context afterwards.
+    """Decoder that sees the photo only in its initial state, and no context afterwards.
 
     Source: Sutskever et al. 2014 (arXiv:1409.3215) for text, Vinyals et al. 2015
     (arXiv:1411.4555) for photos.
-    Deviation: The photo sets the initial state instead of being the first input. The readout is
-    the readout of `BahdanauDecoder` without the context.
+    Deviation: The photo sets the initial state. In Vinyals et al., it is the first input. The
+    logits are computed as in `BahdanauDecoder`, but without the context.
     """
 
     def add_layers(self, config: DecoderConfig) -> None:
-        """See ``Decoder.add_layers``."""
+        """Create L_h."""
         self.hidden_output = nn.Linear(config.hidden_dim, config.embed_dim)
 
     def step(self, word_inputs: Tensor, state: State, memory: Memory) -> Step:
-        """See ``Decoder.step``. The output is the hidden state (B, R, N), and beta is 0."""
+        """Advance every caption by one word (see ``Decoder.step``).
+
+        The only output is the hidden state, (B, R, N). Beta is 0, because no context reaches the
+        word. The attention is `FixedVector`, so the alphas are uniform.
+        """
         alphas = self.attention(state.hidden, memory).alphas
         state = self.recur(word_inputs, state)
         beta = torch.zeros_like(state.hidden[..., :1])

@@ -1,10 +1,12 @@
 """The encoder: a CNN or vision transformer that turns a photo into a grid of features.
 
 A classification network from ``backbones`` runs up to its global pooling, so that every feature
-keeps its place in the photo. Transformers learn position embeddings for one image size. So an
-encoder is built for one size, and weights for a different size are resampled when they are loaded.
+keeps its place in the photo. A transformer learns one position embedding per region, so its encoder
+is built for one image size. Weights from a different image size are resampled when they are loaded.
 
-Shapes: (B, 3, H, W) to (B, L, D) with L = Gh * Gw regions, row by row: row * Gw + column.
+Shapes: B photos of H x W pixels, (B, 3, H, W), become features, (B, L, D): D numbers for each of L
+regions. The regions form a grid of Gh rows and Gw columns, so L = Gh * Gw. The region at (row,
+column) has the index row * Gw + column.
 """
 
 from __future__ import annotations
@@ -31,16 +33,21 @@ from captioner.model.stages import StagedEncoder
 
 
 class Encoder(StagedEncoder):
-    """An image network without its pooling. It always stays in eval mode."""
+    """An image network that returns a grid of features instead of classes.
+
+    The network always stays in eval mode, so that the statistics of its batch norms never change.
+    """
 
     def __init__(self, name: str, pretrained: bool = False, image_size: int | None = None) -> None:
         """Build the network.
 
         Args:
-            name: A torchvision classification model, ``timm/NAME`` or a registered encoder.
-            pretrained: Load the library's weights, which are downloaded on first use.
-            image_size: Height and width of the photos (pixels), for transformers. Default: the size
-                that the model was trained with.
+            name: Name of a torchvision classification model, ``timm/NAME`` for a model from timm,
+                or the name of a registered encoder.
+            pretrained: Load the weights that the library publishes. They are downloaded on first
+                use. Without them, the weights are random.
+            image_size: Height and width of the photos (pixels). Only transformers need it. Default:
+                the size that the model was trained with.
         """
         super().__init__()
         self.name, self.image_size = name, image_size
@@ -49,20 +56,27 @@ class Encoder(StagedEncoder):
         self.eval()
 
     def train(self, mode: bool = True) -> Encoder:
-        """Stay in eval mode, so that the statistics of batch norm never drift."""
+        """Stay in eval mode, whatever ``mode`` is."""
         del mode
         super().train(False)
         return self
 
     def forward(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Encode normalized photos (B, 3, H, W); return features (B, L, D) and grid (Gh, Gw)."""
+        """Encode normalized photos, (B, 3, H, W).
+
+        Returns:
+            The features, (B, L, D), and the grid, (Gh, Gw).
+        """
         return self.as_grid(self.run(self.backbone, images))
 
     @torch.no_grad()
     def measure(self, image_size: int, stage: str | None = None) -> tuple[int, tuple[int, int]]:
-        """Return the feature size and the grid (Gh, Gw) for square photos of a size (pixels).
+        """Return the feature size D and the grid (Gh, Gw) for photos of this height and width.
 
-        With a ``stage`` (see `StagedEncoder`), return the sizes of the stage's input.
+        Args:
+            image_size: Height and width of the photos (pixels).
+            stage: Measure the input of this stage (see `StagedEncoder`) instead of the output of
+                the encoder.
         """
         if stage is None and isinstance(self.backbone, EfficientNetLite):
             return self.backbone.output_size(image_size)  # faster than running the network
@@ -73,9 +87,10 @@ class Encoder(StagedEncoder):
         return features.shape[-1], grid
 
     def at_size(self, image_size: int) -> Encoder:
-        """Return an encoder with position embeddings resampled to an image size (pixels).
+        """Return an encoder for photos of this height and width (pixels), with the same weights.
 
-        If the weights do not depend on the size, return this encoder.
+        Only position embeddings are resampled. If the encoder already fits the size, it is returned
+        itself.
         """
         if image_size == self.image_size or not self.sized:
             return self
@@ -85,7 +100,20 @@ class Encoder(StagedEncoder):
         return resized
 
     def as_grid(self, features: Any) -> tuple[Tensor, tuple[int, int]]:
-        """Reshape a network's output to features (B, L, D); return them and the grid (Gh, Gw)."""
+        """Reshape the output of the network to features (B, L, D), and find their grid.
+
+        Args:
+            features: A feature map, (B, D, Gh, Gw), or (B, Gh, Gw, D) from some models of timm. A
+                transformer instead returns the tokens of a square grid, (B, prefix + L, D). Prefix
+                tokens, such as the class token, are dropped, because they have no place in the
+                photo.
+
+        Returns:
+            The features, (B, L, D), and the grid, (Gh, Gw).
+
+        Raises:
+            ConfigError: The output has a different shape, or its tokens do not form a square.
+        """
         if not isinstance(features, Tensor):
             raise self._no_grid(type(features).__name__)
         if features.ndim == 3:  # a transformer's tokens: (B, prefix + L, D)
@@ -101,6 +129,7 @@ class Encoder(StagedEncoder):
         return features.flatten(2).transpose(1, 2), (features.shape[2], features.shape[3])
 
     def _no_grid(self, found: str) -> ConfigError:
+        """Return the error for a network that returns ``found`` instead of a grid."""
         return ConfigError(
             f"encoder {self.name} returns {found}, not a feature grid (B, D, Gh, Gw) or tokens "
             "(B, L, D); use another encoder, such as timm/vit_tiny_patch16_224"
@@ -108,9 +137,14 @@ class Encoder(StagedEncoder):
 
 
 def build_encoder(name: str, weights: str, image_size: int | None = None) -> Encoder:
-    """Build an `Encoder` with weights: default, none, a file, or one of ``WEIGHT_PACKAGES``.
+    """Build an encoder and load its weights.
 
-    ``default`` takes the weights from an installed package, or else downloads the library's.
+    Args:
+        name: Name of the encoder (see `Encoder`).
+        weights: Source of the weights. default: an installed package from ``WEIGHT_PACKAGES`` that
+            fits the encoder, or else a download from the library. none: random weights. Otherwise,
+            the path of a file, or a name from ``WEIGHT_PACKAGES``.
+        image_size: Height and width of the photos (pixels), as in `Encoder`.
 
     Raises:
         ConfigError: The weights belong to another encoder or do not support the image size.

@@ -1,12 +1,13 @@
 """Scorers and encoders by name: built in, registered by the user, or from installed packages.
 
-A package registers its implementations by entry points. They are read if a name is not built in:
+An installed package offers implementations with entry points in its pyproject.toml:
 
     [project.entry-points."captioner.scorers"]
     cosine = "my_package:CosineScorer"
 
-A model folder records the package of each implementation. So if the package is missing, an error
-can name it. Loading a model folder never imports a package that only the folder names.
+A model folder records the package that each of its implementations comes from. If the package is
+missing, the error can therefore name it. For safety, loading a model folder imports a package only
+if the package itself has such an entry point, not because the folder names it.
 """
 
 from __future__ import annotations
@@ -23,18 +24,28 @@ T = TypeVar("T")
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """Mapping from names to implementations, which are imported on access."""
+    """Mapping from names to implementations, such as classes of scorers.
+
+    A package is imported only when its implementation is accessed.
+    """
 
     def __init__(self, kind: str, builtin: Mapping[str, T] | None = None) -> None:
-        """Create a registry for a kind: ``scorer`` or ``encoder``. Built-in names cannot change."""
+        """Create a registry.
+
+        Args:
+            kind: ``scorer`` or ``encoder``. The group of the entry points is ``captioner.scorers``
+                or ``captioner.encoders``.
+            builtin: Implementations that are part of captioner. Their names cannot be registered.
+        """
         self.kind = kind
         self._builtin: Mapping[str, T] = builtin or {}
         self._registered: dict[str, T] = {}
 
     def register(self, name: str, implementation: T) -> None:
-        """Add an implementation under a name.
+        """Add an implementation under a name, in this process only.
 
-        The same definition may be registered twice, because notebook cells are run twice.
+        A class or function of the same module and name replaces the registered one, because
+        notebook cells are often run again.
 
         Raises:
             ConfigError: The name is invalid or already taken.
@@ -51,6 +62,7 @@ class Registry(Mapping[str, T], Generic[T]):
         self._registered[name] = implementation
 
     def __contains__(self, name: object) -> bool:
+        """Return whether a name is known, without importing its package."""
         return any(name == known for known in self)
 
     def __iter__(self) -> Iterator[str]:
@@ -76,10 +88,12 @@ class Registry(Mapping[str, T], Generic[T]):
         return implementation
 
     def provider(self, name: str) -> dict[str, str] | None:
-        """Return the origin of an implementation for a model folder, or None if it is built in.
+        """Describe the origin of an implementation, so that a model folder can record it.
 
-        The keys are ``kind``, ``name`` and ``module``, and for installed packages also ``package``
-        and ``version``.
+        Returns:
+            A record with the keys ``kind``, ``name`` and ``module``. If the module belongs to an
+            installed package, it also has ``package`` and ``version``. None if the name is built in
+            or unknown.
         """
         if name in self._builtin or name not in self:
             return None
@@ -95,19 +109,23 @@ class Registry(Mapping[str, T], Generic[T]):
         return found
 
     def _points(self) -> metadata.EntryPoints:
+        """Return the entry points of this kind in all installed packages."""
         return metadata.entry_points(group=f"captioner.{self.kind}s")
 
 
 def _definition(implementation: Any) -> tuple[str, str]:
-    """Return the module and the qualified name of a class or function."""
+    """Return the module and the qualified name of a class or function, or of an object's class."""
     owner = implementation if hasattr(implementation, "__qualname__") else type(implementation)
     return str(owner.__module__), str(owner.__qualname__)
 
 
 def what_is_missing(record: Mapping[str, Any]) -> str:
-    """Describe a missing implementation and its remedy, from a record of ``Registry.provider``.
+    """Describe a missing implementation and its remedy, as the end of an error message.
 
-    The record comes from a model folder, so only valid names from it are repeated.
+    Args:
+        record: Origin of the implementation, from ``Registry.provider``. It was read from a model
+            folder, which may come from a stranger. Anything in it that is not a plain name is
+            therefore left out of the message.
     """
     kind, name, module, package = (
         text if isinstance(text, str) and re.fullmatch(r"\w[\w.-]{0,99}", text, re.ASCII) else ""

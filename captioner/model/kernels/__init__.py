@@ -1,15 +1,19 @@
 """Optional fast kernels. You can read the model code without them.
 
-`accelerate` adds them to a finished model. Each kernel is a subclass that replaces a method of a
-class in ``model`` by a faster method with the same results:
+`accelerate` adds them to a finished model. Each kernel is a subclass that replaces methods of a
+class in ``model``. The results are the same up to rounding, but need less time or memory:
 
-    PackedDecoder           Decoder.forward      skips the padding
-    DeferredLinear          nn.Linear.forward    one product per weight and backward pass
-    BlockwiseScorer         AdditiveScorer       keeps no (B, R, L, A) tensor
-    FastConvolution, Block  EfficientNet-Lite    oneDNN's fused and depthwise convolutions
+    kernel           replaces                 how it saves time or memory
+    PackedDecoder    Decoder.forward          skips the padding after short captions
+                     Decoder.words            looks up gate inputs of words in a table (WordGates)
+    DeferredLinear   nn.Linear.forward        computes a weight's gradient once for all steps
+    BlockwiseScorer  AdditiveScorer.compare   keeps no tensor of the shape (B, R, L, A)
+    FastConvolution  Convolution.layer        lets oneDNN add or clamp during the convolution
+                     Convolution.convolve     has a faster depthwise backward pass on CPUs
+    FastBlock        Block.forward            encodes a few photos at a time on a CPU
 
-Tests compare every kernel with the plain method, forward and backward. A kernel is kept if it saves
-5% of the time of a training step or of captioning a photo.
+Tests compare every kernel with the plain method, forward and backward. A kernel is kept only if it
+saves 5% of the time of a training step or of captioning a photo.
 """
 
 from __future__ import annotations
@@ -32,13 +36,14 @@ from captioner.model.kernels.word_gates import WordGates
 def accelerate(model: nn.Module, *, fixed: bool = False) -> None:
     """Add the kernels to all decoders and encoders in a module, in place.
 
-    Parameters, parameter names and hooks do not change. A second call has no effect. A custom
-    decoder, scorer or layer is accelerated if it inherits the method that the kernel replaces.
+    The classes of the affected modules change. Their parameters, parameter names and hooks do not
+    change. A second call has no effect. Your own decoder, scorer or layer is accelerated too if it
+    inherits the method that the kernel replaces.
 
     Args:
         model: Caption model, decoder or encoder.
-        fixed: The weights, their type and their device no longer change. A search may then look up
-            the gate inputs of words in a table.
+        fixed: Set this if the weights, their type and their device will no longer change. A search
+            then looks up the gate inputs of words in a table.
     """
     for module in list(model.modules()):
         if isinstance(module, Convolution):
@@ -57,7 +62,14 @@ def accelerate(model: nn.Module, *, fixed: bool = False) -> None:
 
 
 def _put_on(module: nn.Module, kernel: type[Any], replaced: Any) -> None:
-    """Change a module's class to a kernel, unless the module overrides the method ``replaced``."""
+    """Change the class of a module to a kernel.
+
+    Args:
+        module: Module to change, in place.
+        kernel: Class with the faster methods.
+        replaced: Plain method that the kernel replaces. A module with its own version of this
+            method does not change.
+    """
     own: Any = type(module)
     if getattr(own, replaced.__name__) is replaced:
         module.__class__ = _combined(kernel, own)  # type: ignore[arg-type]
@@ -65,5 +77,5 @@ def _put_on(module: nn.Module, kernel: type[Any], replaced: Any) -> None:
 
 @cache
 def _combined(kernel: type[Any], own: type[Any]) -> type[Any]:
-    """Return a subclass of both classes that uses the kernel's methods first."""
+    """Return a subclass of both classes. If both define a method, the kernel's method is used."""
     return type(f"{kernel.__name__}{own.__name__}", (kernel, own), {"__module__": own.__module__})

@@ -1,22 +1,26 @@
 """Additive scores and their gradients, computed in blocks of photos that fit the cache.
 
-    e_i = v^T tanh(k_i + q)
+    e_i = v^T tanh(k_i + q)          k_i: key of region i, q: projected query, v: weights
 
-The plain formula creates a tensor of B R L A values at every step. It moves this tensor to memory
-and back several times, and keeps it for the backward pass. Here the backward pass computes it
-again, so nothing of this size is kept. Exponentials are computed for the keys, once for all steps,
-and for the queries, but not for every pair:
+At every step, the plain formula creates a tensor of the shape (B, R, L, A). It moves this tensor to
+memory and back several times, and keeps it for the backward pass. This module works on a block of
+photos at a time instead, so that the values stay in the cache. The backward pass computes them
+again, so nothing of this size is kept.
 
-    s = 1 / (1 + exp(-2 k) exp(-2 q)),   tanh(k + q) = 2 s - 1,   its slope = 4 (s - s^2)
+A tanh for every pair of key and query would be slow. So exponentials are computed once for all keys
+and once per step for the queries. The values s follow from their products:
 
-Measured savings of time:
+    s = 1 / (1 + exp(-2 k) exp(-2 q)),   tanh(k + q) = 2 s - 1,   slope of tanh = 4 (s - s^2)
+
+Measured savings of time, compared with the plain formula:
 
     training step, 196 regions, A = 512             9% (float32), 17% (bf16)
     training step, 81 regions, A = 256              10% (float32, one core)
     search, 100 regions, 16 photos                  10% (beam 3), 19% (beam 5)
     search, 100 regions, 128 samples                a quarter
 
-Notation: B photos, R queries (captions), L regions, A attention size, b photos at a step.
+Notation: B photos, R captions (or beams) per photo, each with a query. L regions, A attention size.
+b photos that still have a word at a step: the first b of the B photos (see ``packing``).
 """
 
 from __future__ import annotations
@@ -32,32 +36,37 @@ from captioner.model.attention import AdditiveScorer, widen
 from captioner.model.kernels.deferred import Steps
 
 LARGEST = 40.0
-"""Limit of the absolute values of keys and queries, because float32 can represent exp(80). Clamping
-changes the tanh of their sum only if one of them exceeds the limit and the other has the opposite
-sign and is nearly as large."""
+"""Limit of the absolute values of keys and queries, so that exp(-2 x) fits float32. Clamping
+changes the tanh of a sum only if one of the two numbers exceeds the limit and the other one is
+nearly as large and has the opposite sign."""
 
 CPU_BLOCK = 4 << 20
-"""Block size on a CPU (bytes), about the cache of a core. Smaller blocks need more calls."""
+"""Size of the s of a block on a CPU (bytes), about the cache of a core. Smaller blocks would need
+more calls."""
 
 GPU_BLOCK = 512 << 20
-"""Block size on other devices (bytes), large enough to keep the device busy."""
+"""Size of the s of a block on other devices (bytes), large enough to keep the device busy."""
 
 
 class BlockwiseScorer(AdditiveScorer):
-    """Additive scorer that compares in blocks, in teacher forcing and in search."""
+    """Additive scorer that compares queries and keys in blocks of photos.
+
+    Blocks are used if no gradients are recorded, as in a search. They are also used in a training
+    pass, where all steps have the same keys. Otherwise, the plain formula is used.
+    """
 
     in_pass = False
-    """True during a pass of teacher forcing, which has one memory for all steps."""
+    """True during a training pass, between ``begin`` and ``end``."""
     shared: SharedKeys | None = None
-    """The keys of the pass, set at its first step."""
+    """The keys of the current pass, set at its first step."""
 
     def begin(self, steps: Steps) -> None:
-        """Start a pass of teacher forcing."""
+        """Start a training pass. ``steps`` is not used."""
         del steps
         self.in_pass = True
 
     def end(self) -> None:
-        """End the pass of teacher forcing."""
+        """End the training pass, and forget its keys."""
         self.in_pass, self.shared = False, None
 
     def compare(self, query: Tensor, keys: Tensor) -> Tensor:
@@ -74,7 +83,7 @@ class BlockwiseScorer(AdditiveScorer):
 
 
 def exponentials_of_keys(keys: Tensor) -> Tensor:
-    """Return `exponentials` of keys, stored on the tensor for the next steps of a search."""
+    """Return `exponentials` of keys, computed once per search and then stored on the tensor."""
     found: Tensor | None = getattr(keys, "exponentials", None)
     if found is None:
         found = keys.exponentials = exponentials(keys)  # type: ignore[attr-defined]
@@ -82,22 +91,34 @@ def exponentials_of_keys(keys: Tensor) -> Tensor:
 
 
 class SharedKeys:
-    """The keys that all steps of a recurrence share, and the sum of their gradients."""
+    """The keys that all steps of a pass share, and one tensor that collects their gradient.
+
+    Normally torch allocates a gradient of the keys, (B, L, A), for every step and adds it to the
+    sum. Here every step passes a tensor, the chain, on to the next step unchanged. In the backward
+    pass, the gradient of the chain goes through the steps in reverse order, and each step adds its
+    share in place:
+
+        dL/dchain = sum over steps and captions of g (s - s^2)      g: gradient of the scores
+        dL/dkeys  = 4 v dL/dchain                                   because chain = 4 v keys
+    """
 
     def __init__(self, keys: Tensor, energy: Tensor) -> None:
+        """Prepare a pass with keys, (B, L, A), and the weights v, (A,)."""
         self.exponentials = exponentials(keys.detach())
-        # Only its gradient matters: sum_r g (s - s^2), which each step passes back to the previous.
-        self.chain = keys * (4 * energy.detach())
+        self.chain = keys * (4 * energy.detach())  # only its gradient matters, not its values
 
     def scores(self, query: Tensor, energy: Tensor) -> Tensor:
-        """Return the scores (b, R, L) of the next step, for the first b photos."""
+        """Return the scores (b, R, L) of the next step, for queries (b, R, A) and weights (A,)."""
         scores: Tensor
         scores, self.chain = _Scores.apply(query, self.chain, energy, self.exponentials)
         return scores
 
 
 class _Scores(torch.autograd.Function):
-    """Scores of a step. The backward pass adds its gradient to the sum from all later steps."""
+    """The scores of one step, and the chain of `SharedKeys`, which is returned unchanged.
+
+    The backward pass adds the step's share to the gradient of the chain.
+    """
 
     @staticmethod
     def forward(
@@ -130,19 +151,29 @@ class _Scores(torch.autograd.Function):
 
 
 def exponentials(x: Tensor) -> Tensor:
-    """Return exp(-2 x) of keys or queries of any shape."""
+    """Return exp(-2 x) for keys or queries x of any shape, clamped to ``LARGEST``."""
     return torch.exp(-2 * x.clamp(-LARGEST, LARGEST))
 
 
 def _scores(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
-    """Compute scores (b, R, L) from exponentials of queries (b, R, A) and of keys (b, L, A)."""
+    """Compute the scores (b, R, L).
+
+    Args:
+        query: `exponentials` of the queries, (b, R, A).
+        keys: `exponentials` of the keys, (b, L, A).
+        energy: The weights v, (A,).
+    """
     blocks = _blocks(query, keys)
     sums = torch.cat([torch.mv(s.flatten(0, 2), energy).view(s.shape[:3]) for _, s in blocks])
     return sums.mul_(2).sub_(energy.sum())
 
 
 def _blocks(query: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield the photos and s (b, R, L, A) of each block. The next block overwrites s."""
+    """Yield each block of photos, as a slice, and its values s, (photos, R, L, A).
+
+    All blocks use the same buffer, so the next block overwrites s. For the arguments, see
+    ``_scores``.
+    """
     largest = CPU_BLOCK if query.device.type == "cpu" else GPU_BLOCK
     photo = query.shape[1] * keys[0].numel() * keys.element_size()
     count = max(1, largest // max(1, photo))
