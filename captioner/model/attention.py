@@ -1,14 +1,15 @@
 """Soft attention over the regions of a photo.
 
-For every word, each region has a score that compares its features with the decoder's hidden state.
-The softmax of the scores yields the attention weights. The context is the mean of the features,
-weighted by the attention weights:
+Before every word, each region gets a score that compares the region's features a_i with the
+decoder's hidden state h. The softmax of the scores yields the attention weights. The context is the
+mean of the features, weighted by the attention weights:
 
     e_i    = v^T tanh(W_a a_i + W_h h + b)     score of region i: how well it matches the state h
-    alpha  = softmax(e)                        how much the next word looks at each region
-    z      = sum_i alpha_i a_i                 context, the input of the decoder
+    alpha  = softmax(e)                        attention weights: how much each region counts
+    z      = sum_i alpha_i a_i                 context: the decoder's input from the photo
 
-The code also calls the features a_i values, the hidden state h the query, and W_a a_i + b the keys.
+The matrices W_a and W_h and the vectors v and b are learned. The code calls the features a_i the
+values, the hidden state h the query, and W_a a_i + b the keys.
 
 A `Scorer` computes the first line, and an `Attention` computes the other two lines.
 ``Attention.memory`` runs once per photo and precomputes everything that depends on the photo alone,
@@ -49,14 +50,20 @@ class Scorer(nn.Module):
     """
 
     equal_sizes = False
-    """Whether query and features must have the same size."""
+    """Whether the query and the features must have the same size. If so, a config with different
+    sizes is rejected."""
 
     def __init__(self, sizes: Sizes) -> None:
+        """Store the sizes. Subclasses create their weights here."""
         super().__init__()
         self.sizes = sizes
 
     def keys(self, features: Tensor) -> Tensor:
-        """Compute the keys (B, L, ...), float32, from the features (B, L, D), once per photo."""
+        """Compute the keys, (B, L, ...), float32, from the features, (B, L, D).
+
+        This method runs once per photo, so everything that does not depend on the query belongs
+        here. By default, the keys are the features.
+        """
         return widen(features)
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
@@ -64,7 +71,7 @@ class Scorer(nn.Module):
 
         Args:
             query: Hidden states, (B, R, N).
-            keys: Projected features, (B, L, ...).
+            keys: The result of ``keys``, (B, L, ...).
 
         Returns:
             The scores, (B, R, L), float32.
@@ -97,7 +104,10 @@ class AdditiveScorer(Scorer):
         return self.compare(self.query(query), keys)
 
     def compare(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Return v^T tanh(k_i + q), (B, R, L), for projected queries (B, R, A) and keys."""
+        """Return v^T tanh(k_i + q), (B, R, L), for projected queries (B, R, A) and keys (B, L, A).
+
+        Subclasses with a different projection of the query call this method too.
+        """
         with torch.autocast(query.device.type, enabled=False):  # in float32
             mixed = torch.tanh(widen(query).unsqueeze(2) + keys.unsqueeze(1))  # (B, R, L, A)
             return mixed @ widen(self.energy.weight).flatten()
@@ -107,18 +117,19 @@ class Memory(NamedTuple):
     """Precomputed tensors that depend on the photo alone. All captions of a photo share them."""
 
     values: Tensor
-    """The features that are averaged into the context, (B, L, D). Some mechanisms store a different
-    shape."""
+    """The features that are averaged into the context, (B, L, D). `MultiHeadAttention` and `OneMap`
+    store different tensors here."""
     keys: Tensor
-    """The keys that the scorer compares with the query, (B, L, ...). Some mechanisms store a
-    different shape."""
+    """The keys that the scorer compares with the query, (B, L, ...). `MultiHeadAttention` and
+    `OneMap` store different tensors here."""
     summary: Tensor
     """One vector per photo, (B, 1, D). The decoder computes its initial state from this vector."""
     mask: Tensor | None
-    """True at real regions, (B, L), or None if all regions are real, as in encoder grids."""
+    """True at real regions and False at padding, (B, L). None if all regions are real, as in the
+    grid of an encoder."""
 
     def select(self, rows: Tensor | slice) -> Memory:
-        """Return the memory of the selected photos. ``rows`` is a slice or contains row indices."""
+        """Return the memory of the photos in ``rows``, a slice or a tensor of indices."""
         return Memory(*(None if part is None else part[rows] for part in self))  # type: ignore[arg-type]
 
 
@@ -137,7 +148,8 @@ class Attention(nn.Module):
     """Base class for attention mechanisms."""
 
     reads_regions = True
-    """Whether the mechanism uses the regions' features. ``fixed`` uses only their number."""
+    """Whether the mechanism uses the features of the regions. `FixedVector` uses only the number of
+    regions, so the decoder need not project the features."""
 
     def memory(self, features: Tensor, summary: Tensor, mask: Tensor | None = None) -> Memory:
         """Compute the memory of photos once, before the first word.
@@ -150,7 +162,15 @@ class Attention(nn.Module):
         raise NotImplementedError
 
     def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:
-        """Return the context and attention weights of one word for the hidden states (B, R, N)."""
+        """Attend to the photos before one word.
+
+        Args:
+            query: Hidden states of the decoder, (B, R, N).
+            memory: The memory of the photos, (B, ...).
+
+        Returns:
+            The context and the attention weights of every caption.
+        """
         raise NotImplementedError
 
 
@@ -178,7 +198,15 @@ class SoftAttention(Attention):
 
 
 def softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Turn scores (..., R, L) into attention weights: 0 where the mask (..., L) is False."""
+    """Turn scores into attention weights.
+
+    Args:
+        scores: Scores of the regions, (..., R, L).
+        mask: True at real regions, (..., L), or None if all are real.
+
+    Returns:
+        The attention weights, (..., R, L), float32. They are 0 at masked regions.
+    """
     scores = widen(scores)
     if mask is not None:
         scores = scores.masked_fill(~mask.unsqueeze(-2), -torch.inf)
@@ -186,15 +214,19 @@ def softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def masked_mean(features: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean (B, 1, D) of the features (B, L, D) over the real regions."""
+    """Return the mean of the features (B, L, D) over the regions where the mask is True, (B, 1, D).
+
+    Without a mask, all regions count.
+    """
     if mask is None:
         return features.mean(dim=1, keepdim=True)
     return mask.unsqueeze(1).to(features.dtype) @ features / mask.sum(dim=1)[:, None, None]
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """Convert half precision to float32, because bf16 rounds away small score differences.
+    """Convert a tensor in half precision (bf16 or fp16) to float32.
 
-    Tensors in float32 and float64 are returned unchanged.
+    Scores are computed in float32, because bf16 rounds away small differences between them. Tensors
+    in float32 and float64 are returned unchanged.
     """
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

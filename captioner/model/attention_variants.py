@@ -1,6 +1,7 @@
 """Alternatives to additive soft attention: other scores, several heads, or one map for all words.
 
-The notation is the same as in ``attention``.
+In the equations, q is the query (the decoder's hidden state) and a_i are the features of region i.
+The other symbols and the letters in shapes are the same as in ``attention``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from captioner.model.attention import (
 
 
 def dot_products(query: Tensor, keys: Tensor) -> Tensor:
-    """Return q^T k_i (..., R, L) of queries (..., R, N) and keys (..., L, N), without autocast."""
+    """Return the dot products q^T k_i, (..., R, L), of queries (..., R, N) and keys (..., L, N).
+
+    Autocast is switched off, because it would compute the products in half precision.
+    """
     with torch.autocast(query.device.type, enabled=False):
         return torch.matmul(widen(query), keys.transpose(-1, -2))
 
@@ -32,9 +36,9 @@ def dot_products(query: Tensor, keys: Tensor) -> Tensor:
 class ConcatScorer(AdditiveScorer):
     """Concat (Luong) attention scores: additive scores with one matrix and without a bias.
 
-        e_i = v^T tanh(W [q; a_i])
+        e_i = v^T tanh(W [q; a_i])          [q; a_i]: both vectors joined
 
-    W is applied in two halves, so that the features are multiplied only once per photo.
+    W is applied in two parts, so that the part for the features is computed only once per photo.
 
     Source: Luong et al. 2015 (arXiv:1508.04025), section 3.1, "concat". Deviation: none.
     """
@@ -74,7 +78,8 @@ class ScaledDotScorer(DotScorer):
 
         e_i = q^T a_i / sqrt(D)
 
-    The features serve as keys and as values. `MultiHeadAttention` projects them first.
+    The features serve as keys and as values. `MultiHeadAttention` instead projects the features to
+    keys and values.
 
     Source: Vaswani et al. 2017 (arXiv:1706.03762), equation 1. Deviation: none.
     """
@@ -106,12 +111,12 @@ class GeneralScorer(Scorer):
 
 
 class LocationScorer(Scorer):
-    """Location-based scores, computed from the query alone.
+    """Location-based scores, which depend on the query and not on the features.
 
-        e = W q,   W has one row per region
+        e = W q          W has one row per region
 
-    A photo with fewer regions than W has rows uses the first rows, as the paper does for short
-    sentences.
+    If a photo has fewer regions than W has rows, only the first rows are used, as in the paper for
+    short sentences.
 
     Source: Luong et al. 2015 (arXiv:1508.04025), section 3.1, equation 8.
     Deviation: A photo with more regions than rows causes an error. The paper ignores the end of a
@@ -123,7 +128,7 @@ class LocationScorer(Scorer):
         self.place = nn.Linear(sizes.query, sizes.regions, bias=False)
 
     def keys(self, features: Tensor) -> Tensor:
-        """Return an empty tensor, (B, L, 0). Its shape tells ``forward`` the number of regions."""
+        """Return an empty tensor, (B, L, 0). ``forward`` only needs its number of regions."""
         return widen(features[..., :0])
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
@@ -135,10 +140,12 @@ class LocationScorer(Scorer):
 class MultiHeadAttention(Attention):
     """Multi-head scaled dot-product attention.
 
-        head_h = softmax(W_q^h q . W_k^h a_i / sqrt(d)) W_v^h a_i,   z = W_o [head_1; head_2; ...]
+        e^h_i = W_q^h q . W_k^h a_i / sqrt(d)                 score of region i for head h
+        z^h   = sum_i softmax(e^h)_i W_v^h a_i                context of head h, (d)
+        z     = W_o [z^1; z^2; ...]                           context
 
-    ``forward`` returns the mean of the attention weights over the heads. In the memory, keys and
-    values have the shape (B, heads, L, d) with d = A / heads.
+    Each head has d = A / heads numbers. In the memory, keys and values have the shape (B, heads, L,
+    d). ``forward`` returns the mean of the attention weights over the heads.
 
     Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2. Deviation: none.
     """
@@ -157,7 +164,7 @@ class MultiHeadAttention(Attention):
         return Memory(self._by_head(self.value(features)), keys, summary, mask)
 
     def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:
-        """Return the context and the mean attention weights of the heads."""
+        """Return the context and the mean attention weights for the queries, (B, R, N)."""
         queries = self._by_head(self.query(query))  # (B, heads, R, d)
         mask = None if memory.mask is None else memory.mask.unsqueeze(1)
         alphas = softmax(dot_products(queries, memory.keys) / queries.shape[-1] ** 0.5, mask)
@@ -173,12 +180,12 @@ class MultiHeadAttention(Attention):
 class OneMap(Attention):
     """Base class for attention that uses one context and one map for all words of a photo.
 
-    ``Memory.values`` contains the context, (B, 1, D), and ``Memory.keys`` contains the attention
-    weights, (B, 1, L).
+    Subclasses compute both in ``memory``. ``Memory.values`` contains the context, (B, 1, D), and
+    ``Memory.keys`` contains the attention weights, (B, 1, L).
     """
 
     def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:
-        """Return the photo's context and attention weights for every query."""
+        """Return the photo's context and attention weights for every query, (B, R, N)."""
         context, alphas = (
             part.expand(-1, query.shape[1], -1) for part in (memory.values, memory.keys)
         )
@@ -209,7 +216,8 @@ class PhotoAttention(OneMap):
         self   q_i = a_i              each region is scored against its own features
         mean   q   = sum_i a_i / L    all regions are scored against the mean feature
 
-    Queries and features have the same size.
+    The queries are features, so the scorer is built for queries of size D. The result does not
+    depend on the word. All words of a photo therefore have the same map.
 
     Source: ``self`` with the additive scorer: Lin et al. 2017 (arXiv:1703.03130), equation 5. For
     all other combinations, the source is in the docstring of the scorer.
@@ -219,13 +227,14 @@ class PhotoAttention(OneMap):
     """
 
     def __init__(self, scorer: Scorer, query: str) -> None:
+        """Create the attention from a scorer and the source of the query, ``self`` or ``mean``."""
         super().__init__()
         self.scorer, self.source = scorer, query
 
     def memory(self, features: Tensor, summary: Tensor, mask: Tensor | None = None) -> Memory:
         """Compute the context and the attention weights with queries from the photo."""
         keys = self.scorer.keys(features)  # (B, L, ...)
-        if self.source == "self":  # score each region as if it were a photo with one region
+        if self.source == "self":  # score each region as if it were a photo of a single region
             regions, own = features.flatten(0, 1).unsqueeze(1), keys.flatten(0, 1).unsqueeze(1)
             scores = self.scorer(regions, own).view(features.shape[0], 1, -1)  # (B, 1, L)
         else:
@@ -242,6 +251,8 @@ BUILT_IN: dict[str, type[Scorer]] = {
     "location": LocationScorer,
     "scaled_dot": ScaledDotScorer,
 }
-"""The built-in scorers by their ``decoder.attention`` value. To add a scorer, write its class and
-add an entry to this dictionary. Also add its equation to tests/unit/model/test_attention.py and a
-row to docs/attention.md."""
+"""The built-in scorers by their ``decoder.attention`` value.
+
+To add a scorer, write its class and add an entry to this dictionary. Also add its equation to
+tests/unit/model/test_attention.py and a row to docs/attention.md.
+"""

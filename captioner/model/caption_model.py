@@ -3,7 +3,7 @@
 The reading network predicts from the features which content words people would use for the photo
 (see ``model.reading``).
 
-Notation: B photos, L regions, D feature size, H and W pixels.
+Notation: B photos of H x W pixels, L regions, D feature size.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from captioner.options import DecoderConfig
 
 
 class CaptionModel(nn.Module):
-    """The network that is trained and saved. Losses and search call its parts, not ``forward``."""
+    """The network that is trained and saved.
+
+    It has no ``forward``, because the losses and the search call its parts.
+    """
 
     reading: PhotoReading | None
     """The reading network (see ``model.reading``), or None in a model without it."""
@@ -38,7 +41,16 @@ class CaptionModel(nn.Module):
         *,
         initialize: bool = True,
     ) -> None:
-        """Create the decoder for an encoder. See `build_decoder`."""
+        """Create the decoder for an encoder.
+
+        Args:
+            encoder: The encoder. Its feature size and grid determine the sizes of the decoder.
+            config: The settings of the decoder.
+            preprocessing: The conversion of photos to inputs of this encoder.
+            vocabulary_size: Number of words and special tokens, V.
+            styles: Number of caption styles (see `build_decoder`).
+            initialize: Whether to set the decoder's initial weights (see `build_decoder`).
+        """
         super().__init__()
         self.preprocessing = preprocessing
         self.encoder = encoder
@@ -48,8 +60,9 @@ class CaptionModel(nn.Module):
         self.decoder = build_decoder(config, *sizes, initialize=initialize)
         self.register_module("reading", None)
         self.features_stage: str | None = None
-        """The encoder stage that cached features enter. The frozen stages before it need not run
-        again. None if cached features are the output of the whole encoder."""
+        """The encoder stage that continues from cached features (see `StagedEncoder`). The frozen
+        stages before it then need not run again. None if cached features are the output of the
+        whole encoder."""
 
     @cached_property
     def geometry(self) -> Geometry:
@@ -57,16 +70,22 @@ class CaptionModel(nn.Module):
         return locate_regions(self.encoder, self.preprocessing.image_size)
 
     def encode(self, pixels: Tensor) -> Tensor:
-        """Encode the bytes of ``Preprocessing.pixels``, (B, H, W, 3), to features (B, L, D)."""
+        """Encode photos to features, (B, L, D).
+
+        ``pixels`` contains bytes from ``Preprocessing.pixels``, (B, H, W, 3).
+        """
         images = self.preprocessing.normalize(pixels)
         dtype = next(self.encoder.parameters(), images).dtype
         features: Tensor = self.encoder(images.to(dtype))[0]
         return features
 
     def to_features(self, images: Tensor) -> Tensor:
-        """Return features (B, L, D), computed from pixels (B, H, W, 3) or cached features.
+        """Return the features, (B, L, D), of photos or cached features.
 
-        Cached features in half precision are converted to the decoder's type.
+        Args:
+            images: Bytes of photos, (B, H, W, 3), or cached features. Cached features are the
+                output of the encoder, (B, L, D), or the input of ``features_stage``. They may be in
+                half precision. They are converted to the type of the decoder or of autocast.
         """
         if images.dtype == torch.uint8:
             return self.encode(images)
@@ -77,5 +96,7 @@ class CaptionModel(nn.Module):
             else next(self.decoder.parameters()).dtype
         )
         if self.features_stage is None or features.shape[-1] == self.feature_dim:
-            return features  # output of the whole encoder: no stage has as many input channels
+            # The features are the output of the whole encoder. Their size shows this, because no
+            # stage has as many input channels.
+            return features
         return self.encoder.run_from(features, self.features_stage)[0]

@@ -1,24 +1,26 @@
-"""LSTM decoder: generates a caption word by word and attends to the photo before each word.
+"""The LSTM decoder, which generates a caption word by word and looks at the photo before each word.
 
 At step t, y is the previous word, and (h', c') is the previous state of the LSTM:
 
-    z, alpha = attend(h')
+    z, alpha = attend(h')                             context and attention weights
     beta     = sigmoid(w_beta h' + b_beta)            context gate, one number
-    h, c     = LSTM([E y; beta z], h', c')
-    logits   = L_o tanh(E y + L_h h + L_z beta z)     deep output
+    h, c     = LSTM([E y; beta z], h', c')            hidden state and cell state
+    logits   = L_o tanh(E y + L_h h + L_z beta z)     scores of the next word ("deep output")
+
+With the context gate, the decoder can rely less on the photo for words such as "of". E y is the
+embedding of the word y. The matrices E, L_o, L_h and L_z are named as in Xu et al. 2015.
 
 ``step`` computes the first three lines. Training, search, explanation and export all call it.
 ``readout`` computes the last line. It is separate, so that training can apply it once to all words.
-``decoder_variants`` has decoders that run these lines in a different order, and
-``build.build_decoder`` picks a decoder.
+``decoder_variants`` has decoders with a different order of these lines. ``build.build_decoder``
+builds the decoder that a config describes.
 
-The word *gate* has two meanings. ``gate`` computes beta, one number per word. ``word_gates``,
-``context_gates`` and ``hidden_gates`` are three blocks of the LSTM's weight matrix. Their outputs,
-(..., 4N), are called gate inputs.
+The word *gate* has two meanings. The layer ``gate`` computes beta, one number per word. The layers
+``word_gates`` (U_y, b), ``context_gates`` (U_z) and ``hidden_gates`` (U_h) are three blocks of the
+LSTM's weight matrix. Their outputs, (..., 4N), are called gate inputs.
 
 Notation: B photos, R captions (or beams) per photo, T steps, L regions, V vocabulary size.
 D feature size (after the projection, if the decoder has one), N hidden size, E embedding size.
-The matrices E, L_o, L_h and L_z are named as in Xu et al. 2015.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ class State(NamedTuple):
     """Attentional vector of `LuongDecoder`, (B, R, N), or None without input feeding."""
 
     def select(self, index: Any) -> State:
-        """Return the state with every tensor indexed."""
+        """Return the state with ``index`` applied to every tensor, as in ``tensor[index]``."""
         return State(*(None if part is None else part[index] for part in self))  # type: ignore[arg-type]
 
 
@@ -52,8 +54,9 @@ class Step(NamedTuple):
     """The result of one step."""
 
     state: State
+    """The state after the step."""
     outputs: tuple[Tensor, ...]
-    """Inputs of ``readout``, each (B, R, ...)."""
+    """The inputs that ``readout`` needs in addition to the embedding, each (B, R, ...)."""
     alphas: Tensor
     """Attention weights, (B, R, L). They sum to 1 for each caption."""
     beta: Tensor
@@ -68,7 +71,7 @@ class Unrolled(NamedTuple):
     embedded: Tensor
     """Embeddings of the previous words, (B, R, T, E)."""
     outputs: tuple[Tensor, ...]
-    """Inputs of ``readout``, each (B, R, T, ...)."""
+    """The inputs that ``readout`` needs in addition to the embedding, each (B, R, T, ...)."""
     alphas: Tensor
     """Attention weights, (B, R, T, L)."""
     betas: Tensor
@@ -81,7 +84,8 @@ class Decoder(nn.Module):
     """Base class for decoders. Subclasses implement ``add_layers``, ``step`` and ``readout``."""
 
     GATES = 4
-    """Number of gate inputs of the LSTM: i, f, o and the candidate g. A GRU has 3."""
+    """Number of blocks of N gate inputs. An LSTM has 4: the gates i, f and o and the candidate g. A
+    GRU has 3."""
 
     def __init__(
         self,
@@ -91,7 +95,17 @@ class Decoder(nn.Module):
         vocabulary_size: int,
         styles: int = 0,
     ) -> None:
-        """Create the layers. ``build.build_decoder`` also creates the attention."""
+        """Create the layers.
+
+        To build the attention as well, call ``build.build_decoder`` instead.
+
+        Args:
+            config: The settings of the decoder.
+            attention: The attention mechanism.
+            feature_dim: Size of the encoder's features, before any projection.
+            vocabulary_size: Number of words and special tokens, V.
+            styles: Number of caption styles. Each style has its own start token after the V tokens.
+        """
         super().__init__()
         embed_dim, hidden_dim = config.embed_dim, config.hidden_dim
         self.feature_dim = config.projection_dim or feature_dim
@@ -102,8 +116,9 @@ class Decoder(nn.Module):
         self.embedding = nn.Embedding(vocabulary_size + styles, embed_dim)
         self.init_hidden = nn.Linear(self.feature_dim, hidden_dim)
         self.init_cell = nn.Linear(self.feature_dim, hidden_dim)
-        # The LSTM's matrix in blocks, for word, hidden state and (in a subclass) context.
-        # The word's block does not need the state, so training applies it to all steps at once.
+        # The LSTM's matrix is split into blocks for the word, the hidden state and (in a subclass)
+        # the context. The word's block does not need the state, so training applies it to the words
+        # of all steps at once.
         self.word_gates = nn.Linear(embed_dim, self.GATES * hidden_dim)  # U_y, b
         self.hidden_gates = nn.Linear(hidden_dim, self.GATES * hidden_dim, bias=False)  # U_h
         self.gate_norms, self.cell_norm = None, None
@@ -115,11 +130,11 @@ class Decoder(nn.Module):
         self.add_layers(config)
 
     def readout_dim(self, config: DecoderConfig) -> int:
-        """Return the input size of the output layer L_o."""
+        """Return the input size of the output layer L_o. Subclasses may return another size."""
         return config.embed_dim
 
     def add_layers(self, config: DecoderConfig) -> None:
-        """Create the additional layers of a subclass."""
+        """Create the layers that only this decoder has. The constructor calls it last."""
         raise NotImplementedError
 
     def memory(
@@ -129,40 +144,48 @@ class Decoder(nn.Module):
 
         Args:
             features: Features of the regions, (B, L, D).
-            mask: True at real regions, (B, L), at least one for each photo. Features of your own
-                may be padded to the same L. Grids of the encoder need no mask (None).
+            mask: True at real regions, (B, L), with at least one real region per photo. It is for
+                your own features, which may be padded to the same L. Grids of the encoder do not
+                need it.
             summary: The photo as one vector, (B, 1, D). Default: the mean of the real regions.
         """
         if summary is None:
             summary = masked_mean(features, mask)
-        if self.projection is not None:  # the same layer at every region
+        if self.projection is not None:  # the same layer for every region and for the summary
             features = self.projection(features) if self.attention.reads_regions else features
             summary = self.projection(summary)
         return self.attention.memory(features, summary, mask)
 
     def start(self, memory: Memory, captions: int = 1) -> State:
-        """Compute the initial state from ``memory.summary``. Each tensor is (B, captions, N)."""
+        """Compute the initial state of this many captions per photo from ``memory.summary``.
+
+        Each tensor of the state has the shape (B, captions, N).
+        """
         hidden = torch.tanh(widen(self.init_hidden(memory.summary)))
         cell = torch.tanh(widen(self.init_cell(memory.summary)))
         return State(hidden.expand(-1, captions, -1), cell.expand(-1, captions, -1))
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Embed tokens of any shape: (...) to (..., E)."""
+        """Return the embeddings, (..., E), of tokens of any shape, (...), after dropout."""
         return self.dropout(self.embedding(tokens))  # type: ignore[no-any-return]
 
     def words(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the embeddings E y of words, and their gate inputs U_y E y + b.
+        """Return the embeddings and the gate inputs of words.
 
-        Tokens of any shape, (...), become (..., E) and (..., 4N).
+        Args:
+            tokens: Token ids of any shape, (...).
+
+        Returns:
+            The embeddings E y, (..., E), and the gate inputs U_y E y + b, (..., 4N).
         """
         embedded = self.embed(tokens)
         return embedded, self.word_gates(embedded)
 
     def recur(self, inputs: Tensor, state: State) -> State:
-        """Update the LSTM's state.
+        """Update the LSTM's state: compute h and c from the previous state h' and c'.
 
-            i, f, g, o = inputs + U_h h,   inputs = U_y E y + b + U_z beta z
-            c = sigmoid(f) c + sigmoid(i) tanh(g)
+            i, f, g, o = inputs + U_h h',   inputs = U_y E y + b + U_z beta z
+            c = sigmoid(f) c' + sigmoid(i) tanh(g)
             h = sigmoid(o) tanh(c)
 
         Source: Hochreiter and Schmidhuber 1997 with forget gates. Layer norm: Ba et al. 2016
@@ -192,18 +215,22 @@ class Decoder(nn.Module):
         raise NotImplementedError
 
     def readout(self, embedded: Tensor, *outputs: Tensor) -> Tensor:
-        """Compute logits (..., V) from the previous word's embedding and ``Step.outputs``."""
+        """Compute the logits of the next word, (..., V).
+
+        Args:
+            embedded: Embedding of the previous word, (..., E).
+            outputs: ``Step.outputs`` or ``Unrolled.outputs``, each (..., size).
+        """
         raise NotImplementedError
 
     def forward(self, memory: Memory, tokens: Tensor) -> Unrolled:
         """Run all steps with the true previous words (teacher forcing).
 
-        Results at end tokens and at padding are finite but meaningless.
-
         Args:
             memory: The memory of the photos, (B, ...).
-            tokens: Start token and words, (B, R, T). Shorter captions continue with the end
-                token and padding.
+            tokens: Start token and words, (B, R, T). Captions with fewer than T - 1 words continue
+                with the end token and padding. The results at these places are finite but
+                meaningless.
         """
         tokens = upload(tokens, memory.summary.device)
         embedded, word_inputs = self.words(tokens)  # (B, R, T, E) and (B, R, T, 4N)
@@ -226,14 +253,14 @@ class Decoder(nn.Module):
 class BahdanauDecoder(Decoder):
     """Decoder that attends with the previous state, then runs the LSTM on the word and the context.
 
-    Source: Bahdanau et al. 2015 (arXiv:1409.0473), appendix A.2, with the gate of Xu et al. 2015
-    (arXiv:1502.03044), section 4.2.1, and its equations 1-7.
-    Deviation: An LSTM replaces Bahdanau's GRU, as in Xu et al. A tanh precedes L_o, as in their
-    released code. Dropout is applied to the embedding and the readout.
+    Source: Bahdanau et al. 2015 (arXiv:1409.0473), appendix A.2. Xu et al. 2015 (arXiv:1502.03044),
+    equations 1 to 7, and section 4.2.1 for the context gate.
+    Deviation: An LSTM replaces the GRU of Bahdanau et al., as in Xu et al. A tanh precedes L_o, as
+    in the released code of Xu et al. Dropout is applied to the embedding and before L_o.
     """
 
     def add_layers(self, config: DecoderConfig) -> None:
-        """Create the context gate and the layers that read the hidden state and the context."""
+        """Create the context gate, U_z, L_h and L_z."""
         embed_dim, hidden_dim = config.embed_dim, config.hidden_dim
         self.gate = nn.Linear(hidden_dim, 1)  # w_beta, b_beta: the context gate
         self.context_gates = nn.Linear(self.feature_dim, self.GATES * hidden_dim, bias=False)  # U_z
@@ -241,7 +268,10 @@ class BahdanauDecoder(Decoder):
         self.context_output = nn.Linear(self.feature_dim, embed_dim, bias=False)  # L_z
 
     def step(self, word_inputs: Tensor, state: State, memory: Memory) -> Step:
-        """See ``Decoder.step``. Outputs: hidden state (B, R, N) and gated context (B, R, D)."""
+        """Advance every caption by one word (see ``Decoder.step``).
+
+        The outputs are the hidden state h, (B, R, N), and the gated context beta z, (B, R, D).
+        """
         attended = self.attention(state.hidden, memory)
         beta = torch.sigmoid(widen(self.gate(state.hidden)))  # (B, R, 1)
         context = beta.to(attended.context.dtype) * attended.context
@@ -249,7 +279,7 @@ class BahdanauDecoder(Decoder):
         return Step(state, (state.hidden, context), attended.alphas, beta, attended.chosen)
 
     def readout(self, embedded: Tensor, *outputs: Tensor) -> Tensor:
-        """Compute the deep output L_o tanh(E y + L_h h + L_z beta z), (..., V)."""
+        """Compute the logits L_o tanh(E y + L_h h + L_z beta z), (..., V)."""
         hidden, context = outputs
         mixed = embedded + self.hidden_output(hidden) + self.context_output(context)
         logits: Tensor = self.word_output(self.dropout(torch.tanh(mixed)))

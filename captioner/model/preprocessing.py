@@ -1,7 +1,7 @@
-"""Conversion of photos to encoder inputs.
+"""Conversion of photos to inputs of an encoder: resizing and normalization.
 
-Resizing and normalization are part of the model, because weights fit only the preprocessing that
-they were trained with. A `Preprocessing` is therefore saved in the model folder.
+The weights of a model fit only the preprocessing that they were trained with. The model folder
+therefore contains the settings of a `Preprocessing`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 LARGEST_IMAGE = 2048
-"""Largest height and width of an encoder's input (pixels) in a model folder."""
+"""Largest height and width of an encoder's input (pixels) that a model folder may set. Without this
+limit, a faulty folder could fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -34,18 +35,18 @@ class Preprocessing:
     image_size: int = 224
     """Height and width of the encoder's input (pixels)."""
     resize: Literal["squash", "crop"] = "crop"
-    """Method of resizing. crop: resize the shorter side, then crop the centre. squash: resize both
-    sides."""
+    """Method of resizing to a square. crop: keep the aspect ratio and the central square. squash:
+    keep the whole photo and change its aspect ratio."""
     mean: tuple[float, float, float] = IMAGENET_MEAN
-    """Channel means, for pixels in 0..1."""
+    """Number to subtract from each channel, for pixel values from 0 to 1."""
     std: tuple[float, float, float] = IMAGENET_STD
-    """Channel standard deviations, for pixels in 0..1."""
+    """Number to divide each channel by afterwards, for pixel values from 0 to 1."""
     channel_order: Literal["RGB", "BGR"] = "RGB"
     """Channel order of the encoder's input, and of mean and std."""
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> Preprocessing:
-        """Build the preprocessing from the JSON of a model folder.
+        """Build the preprocessing from its settings in the config.json of a model folder.
 
         Raises:
             ConfigError: The image size is larger than ``LARGEST_IMAGE``.
@@ -57,7 +58,10 @@ class Preprocessing:
         return found
 
     def crop_box(self, width: int, height: int) -> CropBox:
-        """Return the part that the encoder receives from a photo of this size (pixels)."""
+        """Return the part of a photo that the encoder sees, in fractions of the photo.
+
+        ``width`` and ``height`` are the size of the photo (pixels).
+        """
         if self.resize == "squash":
             return CropBox()
         side = min(width, height)
@@ -65,9 +69,12 @@ class Preprocessing:
         return CropBox(0.5 - x, 0.5 - y, 0.5 + x, 0.5 + y)
 
     def pixels(self, image: Image.Image) -> NDArray[np.uint8]:
-        """Resize one RGB photo to (H, W, 3) in the encoder's channel order, H = W = image_size.
+        """Resize an RGB photo to the size of the encoder's input.
 
-        The values are bytes, not floats, so that processes exchange a quarter of the data.
+        Returns:
+            The pixels in the encoder's channel order, (H, W, 3), with H = W = ``image_size``. They
+            are bytes, because processes that load photos then send a quarter of the data that
+            floats would take.
         """
         width, height = image.size
         left, top, right, bottom = self.crop_box(width, height)
@@ -79,14 +86,20 @@ class Preprocessing:
         return array if self.channel_order == "RGB" else array[:, :, ::-1]
 
     def normalize(self, pixels: Tensor) -> Tensor:
-        """Compute (pixels / 255 - mean) / std, from bytes (B, H, W, 3) to (B, 3, H, W), float32.
+        """Return (pixels / 255 - mean) / std.
 
-        The channels are last in memory.
+        Args:
+            pixels: Bytes from ``pixels``, (B, H, W, 3).
+
+        Returns:
+            The input of the encoder, (B, 3, H, W), float32. In memory, the channels of a pixel are
+            next to each other (torch's channels_last).
         """
         import torch  # not at the top, because exported models run without torch
 
         height, width, channels = pixels.shape[1:]
-        # Process whole image rows, because processors are slow on rows of three values.
+        # Repeat mean and std for a whole image row, because operations on rows of three values are
+        # slow.
         mean, std = (
             upload((torch.tensor(part) * 255).repeat(width), pixels.device)
             for part in (self.mean, self.std)
