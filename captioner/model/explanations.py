@@ -1,17 +1,20 @@
 """Relevance of each region of the photo for each word of a caption, by five methods.
 
-a_i are the features of region i, alpha its attention weights and beta the gate. log p is the
-log-probability of a word after the words before it (nats). The relevance of region i is:
+In the table, a_i are the features of region i, alpha_i is its attention weight, and beta is the
+context gate. log p is the log-probability of a word, given the words before it (nats).
 
-    attention        alpha_i                     how much the decoder attended to it
-    attention_gate   beta alpha_i                how much of that reached the word
-    gradient_input   a_i . d log p / d a_i       first-order effect of its features
-    grad_cam         relu(w . a_i),  w = mean_i d log p / d a_i
-    occlusion        log p - log p with a_i replaced by the mean feature
+    method           relevance of region i       meaning
+    attention        alpha_i                     how much the decoder attended to the region
+    attention_gate   beta alpha_i                how much of this attention reached the word
+    gradient_input   a_i . d log p / d a_i       estimated drop of log p if a_i were 0
+    grad_cam         relu(w . a_i)               w = mean_i d log p / d a_i
+    occlusion        log p - log p_i             p_i: a_i is replaced by the mean of all a_i
 
-Gradients and occlusions follow every path from the grid to the word: the context and the scores of
-this word and of all earlier words (through the hidden state), and the initial state. They start at
-the encoder's output, so the encoder does not run again.
+The decoder computes the first two methods anyway. This module computes the other three.
+
+Gradients and occlusions include every way in which a region can influence a word: the context and
+the scores of this word and of all earlier words (through the hidden state), and the initial state.
+The grid is the encoder's output, so the encoder does not run again.
 
 Sources:
     gradient_input: Shrikumar et al. 2016 (arXiv:1605.01713). Deviation: none.
@@ -21,7 +24,8 @@ Sources:
     occlusion: Zeiler and Fergus 2014 (arXiv:1311.2901). Deviation: Features are replaced, not
         pixels.
 
-Notation: N versions of one photo's grid, T words, L regions, D feature size.
+Notation: The grid contains the features of a photo's L regions, (L, D). N versions of a grid differ
+in some regions. T words, D feature size.
 """
 
 from __future__ import annotations
@@ -37,14 +41,20 @@ from captioner.options import ExplanationMethod
 from captioner.text.vocabulary import PAD
 
 BLOCK = 64 << 20
-"""Size of the features that are processed together (bytes). It limits the memory that is used."""
+"""Maximum size of the grids that are processed together (bytes). It limits the use of memory."""
 
 
 class WordScorer:
     """The log-probabilities of a caption's words as functions of the photo's grid."""
 
     def __init__(self, decoder: Decoder, start: int, tokens: Sequence[int]) -> None:
-        """Prepare a caption of T tokens, without start and end, and a decoder in eval mode."""
+        """Prepare the inputs and the targets of a caption.
+
+        Args:
+            decoder: A decoder in eval mode.
+            start: The start token of the caption.
+            tokens: The T tokens of the caption, without start and end tokens.
+        """
         self.decoder = decoder
         device = decoder.embedding.weight.device
         self.inputs = torch.tensor([start, *tokens[:-1]], device=device)[: len(tokens)]  # (T,)
@@ -85,10 +95,14 @@ class WordScorer:
 
 
 def word_gradients(score: Callable[[Tensor, Tensor], Tensor], grid: Tensor, words: int) -> Tensor:
-    """Return the gradients of the words' log-probabilities by the grid (L, D): (T, L, D).
+    """Return the gradient of each word's log-probability with respect to the grid, (T, L, D).
 
-    Each word has its own copy of the grid, so that one backward pass serves many words. ``score``
-    is a function such as ``WordScorer.one_word``.
+    Each word has its own copy of the grid, so that one backward pass serves many words.
+
+    Args:
+        score: A function such as ``WordScorer.one_word``.
+        grid: The photo's features, (L, D).
+        words: Number of words, T.
     """
     found: list[Tensor] = []
     positions = torch.arange(words - 1, -1, -1, device=grid.device)
@@ -100,19 +114,36 @@ def word_gradients(score: Callable[[Tensor, Tensor], Tensor], grid: Tensor, word
 
 
 def gradient_input(gradients: Tensor, grid: Tensor) -> Tensor:
-    """Multiply gradients (T, L, D) by a grid (L, D), and sum over the features, to (T, L)."""
+    """Multiply gradients (T, L, D) by the grid (L, D), and sum over D.
+
+    Returns:
+        The relevance of every region for every word, (T, L).
+    """
     return (gradients * grid).sum(dim=-1)
 
 
 def grad_cam(gradients: Tensor, grid: Tensor) -> Tensor:
-    """Sum the features, weighted by the mean gradient of their channel, and clip at 0: (T, L)."""
+    """Sum each region's features, weighted by the mean gradient over all regions, and clip at 0.
+
+    Args:
+        gradients: The result of ``word_gradients``, (T, L, D).
+        grid: The photo's features, (L, D).
+
+    Returns:
+        The relevance of every region for every word, (T, L).
+    """
     return (gradients.mean(dim=1) @ grid.T).relu()
 
 
 def occlusion(every_word: Callable[[Tensor], Tensor], grid: Tensor) -> Tensor:
-    """Return the drop of each log-probability if a region has the mean feature instead: (T, L).
+    """Replace each region's features by the mean, and return how much each log-probability drops.
 
-    ``grid`` is (L, D), and ``every_word`` is a function such as ``WordScorer.every_word``.
+    Args:
+        every_word: A function such as ``WordScorer.every_word``.
+        grid: The photo's features, (L, D).
+
+    Returns:
+        The relevance of every region for every word (nats), (T, L).
     """
     drops = []
     whole = every_word(grid.unsqueeze(0))  # (1, T)
@@ -126,7 +157,7 @@ def occlusion(every_word: Callable[[Tensor], Tensor], grid: Tensor) -> Tensor:
 def relevance(method: ExplanationMethod, scorer: WordScorer, grid: Tensor) -> Tensor:
     """Return the relevance of every region for every word of a caption (nats), (T, L).
 
-    It is negative where a region makes the word less likely.
+    The relevance is negative if a region makes the word less likely. With grad_cam, it is then 0.
 
     Args:
         method: gradient_input, grad_cam or occlusion.
@@ -143,5 +174,5 @@ def relevance(method: ExplanationMethod, scorer: WordScorer, grid: Tensor) -> Te
 
 
 def rows_per_block(grid: Tensor) -> int:
-    """Return the number of versions of a grid (L, D) to process together."""
+    """Return the number of versions of a grid (L, D) that fit ``BLOCK``, at least 1."""
     return max(1, BLOCK // (grid.numel() * grid.element_size()))

@@ -1,13 +1,15 @@
 """Hard attention: the context is one sampled region per word, and two losses train the choice.
 
-    s ~ Multinoulli(alpha),   z = a_s
+    s ~ Multinoulli(alpha)          index of the region, sampled with the attention weights
+    z = a_s                         context: the features of this region
 
-A sample has no gradient, so cross-entropy alone cannot train the alphas. ``score_function``
-estimates their gradient. ``map_entropy`` is a bonus that keeps the maps from collapsing early.
+The choice of a region has no gradient, so cross-entropy alone cannot train the attention weights.
+``score_function`` estimates their gradient from sampled choices. ``map_entropy`` is a bonus for
+maps that spread over several regions. It prevents early training from settling on one region.
 
 Source: Xu et al. 2015 (arXiv:1502.03044), section 4.1.
-Deviation: The paper uses the expected context for half of the photos. Here every context is a
-sample. See also ``score_function``.
+Deviation: The paper replaces the sample by the expected context (the weighted mean) for half of the
+photos. Here every context is a sample. See also ``score_function``.
 
 Notation: B photos, R captions (or beams) per photo, T steps, L regions.
 D feature size, N hidden size.
@@ -25,21 +27,26 @@ from captioner.options import TrainingConfig
 
 
 class HardAttention(SoftAttention):
-    """Attention to one region: a sample in training mode, the most probable one in eval mode."""
+    """Attention to one region: sampled in training mode, and the most probable in eval mode."""
 
     BASELINE_DECAY = 0.9
-    """Decay of the baseline, from the paper: b <- 0.9 b + 0.1 log p."""
+    """Decay of the baseline b per batch, as in the paper: b becomes 0.9 b + 0.1 log p."""
 
     baseline: Tensor
-    """Moving average of a word's log-probability (nats), saved with the weights. With several
-    processes, only the words of the first process update it. The estimate remains unbiased."""
+    """Moving average of the log-probability of a word (nats), a scalar that is saved with the
+    weights. `score_function` subtracts it to reduce the variance of the estimated gradient. With
+    several processes, only the words of the first process update it, and the gradient remains
+    unbiased."""
 
     def __init__(self, scorer: Scorer) -> None:
         super().__init__(scorer)
         self.register_buffer("baseline", torch.zeros(()))
 
     def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:
-        """Return the context, the alphas and the chosen region for the query, (B, R, N)."""
+        """Return the context, the attention weights and the chosen regions.
+
+        The arguments are the same as in ``Attention.forward``.
+        """
         alphas = softmax(self.scorer(query, memory.keys), memory.mask)
         chosen = sample_index(alphas.detach()) if self.training else alphas.argmax(dim=-1)
         picked = torch.zeros_like(alphas).scatter(-1, chosen.unsqueeze(-1), 1.0)
@@ -47,7 +54,12 @@ class HardAttention(SoftAttention):
 
     @torch.no_grad()
     def observe(self, log_probs: Tensor, mask: Tensor) -> None:
-        """Update the baseline with the mean log-probability of a batch's words."""
+        """Update the baseline with the mean log-probability of a batch's words.
+
+        Args:
+            log_probs: Log-probabilities of the true words (nats), (B, R, T).
+            mask: True at real words, (B, R, T).
+        """
         words = mask.sum()
         mean = (log_probs * mask).sum() / words.clamp(min=1)
         mean = torch.where(words > 0, mean, self.baseline.to(mean.dtype))  # a batch without words
@@ -58,21 +70,25 @@ class HardLosses(NamedTuple):
     """The two losses of hard attention, summed over the words of a batch."""
 
     score_function: Tensor
-    """Surrogate loss: only its gradient is meaningful."""
+    """Surrogate loss from `score_function`. Only its gradient is meaningful, not its value."""
     entropy: Tensor
-    """Entropy of the maps (nats)."""
+    """Entropy of the attention maps (nats)."""
 
     def total(self, config: TrainingConfig) -> Tensor:
-        """Return the contribution of both losses to the loss that training minimizes."""
+        """Return the contribution of both losses to the loss that training minimizes.
+
+        The entropy is subtracted, because a high entropy is wanted.
+        """
         return config.hard_reward * self.score_function - config.hard_entropy * self.entropy
 
 
 def hard_losses(
     attention: HardAttention, alphas: Tensor, chosen: Tensor, log_probs: Tensor, mask: Tensor
 ) -> HardLosses:
-    """Return the losses of sampled regions, and update the baseline in training mode.
+    """Return the losses of sampled regions. In training mode, also update the baseline.
 
-    For the arguments, see ``score_function``.
+    ``attention`` is the attention that sampled the regions. For the other arguments, see
+    ``score_function``.
     """
     surrogate = score_function(alphas, chosen, log_probs, mask, attention.baseline)
     if attention.training:
@@ -85,16 +101,20 @@ def score_function(
 ) -> Tensor:
     """Return a surrogate loss with the score-function (REINFORCE) estimate as its gradient.
 
-        - sum_t (R_t - b_t) log alpha_t[s_t],   R_t = sum over u >= t of log p(y_u)
+        loss = - sum_t (R_t - b_t) log alpha_t[s_t]
+        R_t  = sum over u >= t of log p(y_u)          reward: how probable the later words were
+        b_t  = b * (words from t on)                  reward to expect, from the baseline b
 
-    R_t and b_t are constants. If the surrogate is added to the cross-entropy, the expected gradient
-    equals the gradient of the expected cross-entropy over all choices of regions. Label smoothing
-    and the attention penalty are not part of the reward.
+    If the true words after a choice are more probable than expected, the gradient raises the
+    attention weight of the chosen region s_t. R_t and b_t are constants in the gradient. If this
+    loss is added to the cross-entropy, the expected gradient equals the gradient of the expected
+    cross-entropy over all choices of regions. Label smoothing and the attention penalty are not
+    part of the reward.
 
     Source: Xu et al. 2015 (arXiv:1502.03044), section 4.1, without the factor lambda_r.
-    Deviation: A choice is credited only for the words from its own position on, because it cannot
-    change earlier words. The baseline counts the same words: b_t = b * (words left). Both keep the
-    expectation and reduce the variance. One sample is drawn per caption.
+    Deviation: The reward of a choice contains only the words from its own position on, because a
+    choice cannot change earlier words. The baseline counts the same words. Both changes keep the
+    expected gradient and reduce its variance. One sample is drawn per caption.
 
     Args:
         alphas: Attention weights, (B, R, T, L).
@@ -114,18 +134,22 @@ def score_function(
 
 
 def map_entropy(alphas: Tensor) -> Tensor:
-    """Return the entropy of maps (..., L) in nats: 0 for one region, ln L for a uniform map."""
-    # Clamp, because the gradient of log alpha would be NaN where alpha is 0.
+    """Return the entropy of each attention map (nats), from (..., L) to (...).
+
+    It is 0 if the map selects one region, and ln L if the map is uniform.
+    """
+    # Clamp, because the gradient of alpha log alpha would be NaN where alpha is 0.
     floor = torch.finfo(alphas.dtype).tiny
     return -(alphas * alphas.clamp(min=floor).log()).sum(dim=-1)
 
 
 def sample_index(probabilities: Tensor) -> Tensor:
-    """Sample an index from each row of probabilities, (..., n) to (...).
+    """Sample one index from each row of probabilities, (..., n) to (...).
 
-    ``torch.multinomial`` draws the same sample, but it first waits for the device to check the
-    values.
+    ``torch.multinomial`` has the same distribution, but it first waits for the device, in order to
+    check the probabilities.
 
-    Source: The exponential race, argmax of p_i / E_i with E_i ~ Exp(1).
+    Source: The exponential race. If each E_i is drawn from Exp(1), the index with the largest
+    p_i / E_i is i with probability p_i.
     """
     return (probabilities / torch.empty_like(probabilities).exponential_()).argmax(dim=-1)

@@ -4,8 +4,9 @@
     penalty         sum_i (n / L - sum_t alpha_ti)^2
     total           cross-entropy + lambda penalty
 
-A caption has n words y_t, and the end token counts as the last word. The losses are summed over a
-batch. Training divides the total by the number of words, so lambda weighs the penalty per word.
+A caption has n words y_t, and the end token counts as the last word. alpha_ti is the attention
+weight of region i for word t. The factor lambda is the setting ``training.attention_penalty``. The
+losses are summed over a batch, and training divides the total by the number of words in the batch.
 
 ``hard_attention`` has two more losses for its choice of regions. ``reading`` has the loss of the
 reading network, which predicts the content words of a photo.
@@ -30,16 +31,20 @@ from captioner.text.vocabulary import PAD
 
 
 class Losses(NamedTuple):
-    """Losses summed over a batch, so that processes with more words count more in their mean."""
+    """The losses of a batch, each a sum and not a mean.
+
+    If several processes train together, a process with more words then counts more.
+    """
 
     cross_entropy: Tensor
-    """Sum over words (nats)."""
+    """Cross-entropy, summed over words (nats), a scalar."""
     attention_penalty: Tensor
-    """Sum over captions."""
+    """Attention penalty, summed over captions, a scalar."""
     hard: HardLosses | None = None
-    """Sums over words, or None for soft attention."""
+    """The losses of hard attention, summed over words, or None for soft attention."""
     reading: Tensor | None = None
-    """Sum over photos (see ``reading_loss``), or None if the network is not trained."""
+    """Loss of the reading network, summed over photos (see ``reading_loss``), a scalar. None if
+    this network is not trained."""
 
     def total(self, config: TrainingConfig) -> Tensor:
         """Return the weighted sum that training minimizes."""
@@ -57,12 +62,14 @@ def caption_losses(
     """Compute the losses of captions. Each word is predicted from the true words before it.
 
     Args:
-        decoder: In training mode, hard attention samples regions and updates its baseline.
+        decoder: The decoder. In training mode, hard attention samples regions and updates its
+            baseline.
         memory: The memory of the photos, (B, ...).
         tokens: Start token, words, end token and padding, (B, R, T + 1). A row of padding marks a
-            missing caption. Keep them on the CPU, even if the model is on a GPU. Otherwise every
-            batch waits for the GPU to count its words.
-        label_smoothing: Share of the target distribution that is spread over the vocabulary.
+            missing caption. Keep the tokens on the CPU, even if the model is on a GPU. Otherwise
+            every batch waits for the GPU to count its words.
+        label_smoothing: Share of the target probability that is spread over all words of the
+            vocabulary, from 0 to 1.
     """
     scored = score_words(decoder, memory, tokens)
     loss = cross_entropy(
@@ -72,14 +79,17 @@ def caption_losses(
 
 
 class ScoredWords(NamedTuple):
-    """The logits of the W words of captions, in the order of the flattened tokens."""
+    """The logits of all W words in the captions of a batch, without padding.
+
+    The words have the order of the flattened tokens: by photo, then by caption, then by position.
+    """
 
     logits: Tensor
-    """Logits, (W, V), float32."""
+    """Logits of each word, (W, V), float32."""
     targets: Tensor
-    """The true words, (W,)."""
+    """Token ids of the true words, (W,)."""
     places: Tensor
-    """Index of each word in the flattened (B, R, T), (W,)."""
+    """Index of each word in a flattened tensor of the shape (B, R, T), (W,)."""
     mask: Tensor
     """True at real words, (B, R, T)."""
     alphas: Tensor
@@ -94,7 +104,7 @@ class ScoredWords(NamedTuple):
         return whole.view(self.mask.shape)
 
     def of_rows(self, values: Tensor) -> Tensor:
-        """Repeat the value of each caption for its words: (B, R) to (W,)."""
+        """Repeat the value of each caption for all of its words, from (B, R) to (W,)."""
         values = upload(values, self.places.device)
         return values.unsqueeze(2).expand(self.mask.shape).flatten()[self.places]
 
@@ -108,8 +118,8 @@ def score_words(decoder: Decoder, memory: Memory, tokens: Tensor) -> ScoredWords
     targets = tokens[..., 1:]
     mask = targets != PAD
     unrolled = decoder(memory, tokens[..., :-1])
-    # The readout runs on the real words only. index_select, not part[places]: the backward pass of
-    # fancy indexing is slower. Values and gradients are the same.
+    # The readout runs on the real words only. index_select has the same values and gradients as
+    # part[places], but a faster backward pass.
     places = upload(mask.flatten().nonzero().squeeze(1), device)  # (W,)
     parts = (unrolled.embedded, *unrolled.outputs)
     logits = decoder.readout(*(part.flatten(0, 2).index_select(0, places) for part in parts))
@@ -124,7 +134,13 @@ def score_words(decoder: Decoder, memory: Memory, tokens: Tensor) -> ScoredWords
 
 
 def with_attention_losses(decoder: Decoder, scored: ScoredWords, loss: Tensor) -> Losses:
-    """Combine the loss of the words, a scalar, with the losses of attention."""
+    """Compute the losses of attention, and combine them with the loss of the words.
+
+    Args:
+        decoder: The decoder that computed ``scored``.
+        scored: The words of the captions.
+        loss: The loss of the words, a scalar, such as the cross-entropy.
+    """
     penalty = attention_penalty(scored.alphas, scored.mask)
     attention = decoder.attention
     if scored.chosen is None or not isinstance(attention, HardAttention):
@@ -139,12 +155,13 @@ def attention_penalty(alphas: Tensor, mask: Tensor) -> Tensor:
 
         sum over captions, sum over regions i of (n / L - sum_t alpha_ti) ** 2
 
-    n is the number of words of each caption.
+    n is the number of words in a caption. The sum over t is the total attention to region i.
 
     Source: Xu et al. 2015 (arXiv:1502.03044), equation 14, without the factor lambda.
-    Deviation: The paper's target is 1, but n words cannot reach it on more than n regions. They can
-    reach n / L. Because the alphas of a caption sum to n, both penalties differ by a constant only
-    and have the same gradient. (L also counts masked regions, which adds one more constant.)
+    Deviation: The paper's target for the total attention is 1 instead of n / L. A caption of n
+    words cannot reach 1 on more than n regions, but it can reach n / L. The attention weights of a
+    caption sum to n, so both penalties differ only by a constant and have the same gradient. (L
+    also counts masked regions, which adds one more constant.)
 
     Args:
         alphas: Attention weights, (B, R, T, L).

@@ -1,8 +1,10 @@
-"""Stages of an encoder: fine-tune the later ones, or run an EfficientNet-Lite in two parts.
+"""Stages of an encoder, so that later stages can be trained while earlier stages stay frozen.
 
-The output of the frozen part can be cached as features.
+A stage is a group of layers with a common name, such as layer4 or blocks.5. An EfficientNet-Lite
+can also be run in two parts. The output of the first, frozen part can then be cached as features.
 
-Notation: B, L, D, H, W, Gh and Gw as in ``encoder``. A stage's input has L' positions of size D'.
+Notation: B, L, D, H, W, Gh and Gw as in ``encoder``. The input of a stage has L' positions with D'
+features each.
 """
 
 from __future__ import annotations
@@ -22,14 +24,19 @@ class StagedEncoder(nn.Module):
     """Base class of `Encoder` with the methods that deal with stages."""
 
     name: str
+    """Name of the encoder, as in ``encoder.name``."""
     backbone: nn.Module
+    """The image network, without its global pooling."""
 
     def as_grid(self, features: Any) -> tuple[Tensor, tuple[int, int]]:
-        """See `Encoder`."""
+        """Reshape the output of the network to features (see ``Encoder.as_grid``)."""
         raise NotImplementedError
 
     def stages(self) -> list[str]:
-        """Return the stage names that ``finetune_from`` accepts, in the order of the layers."""
+        """Return the stage names that ``finetune_from`` accepts, in the order of the layers.
+
+        A name is the first part or the first two parts of a parameter's name.
+        """
         names: list[str] = []
         for parameter, _ in self.backbone.named_parameters():
             parts = parameter.split(".")
@@ -42,15 +49,15 @@ class StagedEncoder(nn.Module):
     def finetune_from(
         self, stage: str | None, image_size: int, *, freeze_depthwise: bool = False
     ) -> None:
-        """Make the parameters from ``stage`` on trainable and freeze the others, or all for None.
+        """Make a stage and all later stages trainable, and freeze the earlier stages.
 
-        Some backbones have layers after the grid. These layers stay frozen, because they do not get
+        Some networks have layers after the grid. These layers stay frozen, because they do not get
         a gradient, and distributed training would wait for it.
 
         Args:
-            stage: One of ``stages()``, or None.
+            stage: The first trainable stage, one of ``stages()``. If None, all stages are frozen.
             image_size: Height and width of the photos (pixels).
-            freeze_depthwise: Keep depthwise convolutions and their norms frozen too.
+            freeze_depthwise: Keep depthwise convolutions and their norms frozen in all stages.
 
         Raises:
             ConfigError: The stage does not exist or comes after the grid.
@@ -81,7 +88,7 @@ class StagedEncoder(nn.Module):
             parameter.requires_grad_(gradient is not None)
         if freeze_depthwise:
             before: nn.Module = self
-            for module in self.modules():  # a norm follows its convolution
+            for module in self.modules():  # in order, so each norm comes after its convolution
                 if _is_depthwise(module) or (
                     isinstance(module, nn.BatchNorm2d) and _is_depthwise(before)
                 ):
@@ -89,16 +96,27 @@ class StagedEncoder(nn.Module):
                 before = module
 
     def run_until(self, images: Tensor, stage: str) -> tuple[Tensor, tuple[int, int]]:
-        """Encode normalized photos (B, 3, H, W) up to a stage, ``blocks.N`` of EfficientNet-Lite.
+        """Run the layers before a stage.
+
+        Args:
+            images: Normalized photos, (B, 3, H, W).
+            stage: Name of the stage, ``blocks.0`` to ``blocks.6`` of an EfficientNet-Lite.
 
         Returns:
-            The stage's input as rows, (B, L', D'), and its grid.
+            The input of the stage, (B, L', D'), and its grid: the numbers of rows and columns.
+
+        Raises:
+            ConfigError: The encoder is not an EfficientNet-Lite, or it does not have the stage.
         """
         backbone, number = self._split(stage)
         return self.as_grid(backbone.run_until(images, number))
 
     def run_from(self, features: Tensor, stage: str) -> tuple[Tensor, tuple[int, int]]:
-        """Run the rest of the encoder on the output of ``run_until`` for square photos.
+        """Run a stage and all later layers.
+
+        Args:
+            features: The input of the stage from ``run_until``, (B, L', D'), for square photos.
+            stage: Name of the stage, as in ``run_until``.
 
         Returns:
             The features, (B, L, D), and the grid, (Gh, Gw).
@@ -109,24 +127,30 @@ class StagedEncoder(nn.Module):
         return self.as_grid(backbone.run_from(maps, number))
 
     def state_until(self, stage: str) -> dict[str, Tensor]:
-        """Return the entries of ``state_dict()`` that ``run_until`` depends on."""
+        """Return the entries of ``state_dict()`` for the layers before a stage.
+
+        The results of ``run_until`` depend only on these entries, so they show whether cached
+        features still fit the encoder.
+        """
         _, number = self._split(stage)
         blocks = [f"backbone.blocks.{n}." for n in range(number)]
         before = ("backbone.conv_stem.", "backbone.bn1.", *blocks)
         return {name: value for name, value in self.state_dict().items() if name.startswith(before)}
 
     def _split(self, stage: str) -> tuple[EfficientNetLite, int]:
+        """Return the network and the number N of a stage ``blocks.N``."""
         match, backbone = re.fullmatch(r"blocks\.(\d)", stage), self.backbone
         if match and isinstance(backbone, EfficientNetLite):
             number = int(match[1])
             if number < len(backbone.blocks):
                 return backbone, number
         raise ConfigError(
-            f"encoder {self.name} cannot be split at {stage!r}; cached features of a partly "
-            "trained encoder need EfficientNet-Lite and one of blocks.0 to blocks.6; or train "
-            "without data.features"
+            f"encoder {self.name} cannot be split at {stage!r}, so features before this stage "
+            "cannot be cached; use an EfficientNet-Lite with one of the stages blocks.0 to "
+            "blocks.6, or train without data.features"
         )
 
 
 def _is_depthwise(module: nn.Module) -> bool:
+    """Return whether a module is a convolution with one group per input channel."""
     return isinstance(module, nn.Conv2d) and 1 < module.groups == module.in_channels
