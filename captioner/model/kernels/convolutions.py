@@ -1,16 +1,21 @@
-"""Fast convolutions for CPUs: fused with a sum or a clamp by oneDNN, and depthwise.
+"""Fast convolutions of EfficientNet-Lite on CPUs, for inference and for training.
 
-Inference on x86 processors: torch runs a convolution, a sum and a relu6 as three operations. Each
+Inference, on x86 processors: torch runs a convolution, a sum and a relu6 as three operations. Each
 operation reads and writes all features, and in bf16 relu6 alone takes half of an encoder's time.
-oneDNN can apply the sum and the relu6 while the result is still in a register. Its functions for
-this belong to torch.compile and may change. So they are tried once, and encoders use the plain
-operations if the trial fails. Captioning takes 23% less time in float32 and 45% less in bf16.
+oneDNN, torch's library for CPUs, can apply the sum or the relu6 while the result of the convolution
+is still in a register. Its functions for this belong to torch.compile and may change. So they are
+tried once, and encoders use the plain operations if the trial fails. Captioning takes 23% less time
+in float32 and 45% less in bf16.
 
-Training: for these shapes, oneDNN's backward pass of a depthwise convolution is many times slower
-than its forward pass. Here the input gradient is a forward convolution of the output gradient with
-the flipped kernel (for stride 2, zeros are inserted first). In half precision, the weight gradient
-is computed in float32, because this is faster. Fine-tuning the last four stages of the shipped
-model's encoder takes 45% less time in bf16 and 1% less in float32.
+Training: oneDNN's backward pass of a depthwise convolution is many times slower than its forward
+pass, for the shapes in this network. Here, the gradient of the input is computed by a forward
+convolution: the gradient of the output is convolved with the flipped kernel. For stride 2, zeros
+are inserted into the gradient of the output first. The gradient of the weight is computed in
+float32 even in half precision, because this is faster. Fine-tuning the last four stages of the
+shipped model's encoder takes 45% less time in bf16 and 1% less in float32.
+
+Notation: B photos, H x W positions, C channels of the input and C' channels of the output. A kernel
+has k x k weights per channel.
 """
 
 from __future__ import annotations
@@ -25,8 +30,11 @@ from torch import Tensor, nn
 from captioner.model.efficientnet_lite import Block, Convolution
 
 INNER_BYTES = 20_000_000
-"""Limit of a block's inner features for inference on a CPU (bytes). Inner features are six times as
-wide as the block's input. In the first blocks, they would take most of the memory of captioning."""
+"""Largest size of a block's inner features in inference on a CPU (bytes).
+
+The inner features have up to six times as many channels as the input of the block. In the first
+blocks, they would take most of the memory of captioning.
+"""
 
 
 class FastConvolution(Convolution):
@@ -40,7 +48,11 @@ class FastConvolution(Convolution):
         relu6: bool = False,
         added: Tensor | None = None,
     ) -> Tensor:
-        """See ``Convolution.layer``."""
+        """Run the convolution, and add or clamp in the same operation where oneDNN can do so.
+
+        The arguments are the same as in ``Convolution.layer``. The norm must have been folded into
+        the weights (see ``fold_norms``). Otherwise, the plain operations are used.
+        """
         if isinstance(norm, nn.BatchNorm2d) or not can_fuse(features):
             return super().layer(norm, features, relu6=relu6, added=added)
         (stride, _), groups = self.stride, self.groups
@@ -49,7 +61,7 @@ class FastConvolution(Convolution):
         )
 
     def convolve(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """See ``Convolution.convolve``."""
+        """Convolve with a faster depthwise backward pass on CPUs (see ``Convolution.convolve``)."""
         learning = torch.is_grad_enabled() and features.device.type == "cpu"
         if self.groups == 1 or not learning:
             return super().convolve(features, weight, bias)
@@ -62,7 +74,7 @@ class FastBlock(Block):
     """Block that encodes a few photos at a time on a CPU, to limit the memory of inference."""
 
     def forward(self, features: Tensor) -> Tensor:
-        """See ``Block.forward``."""
+        """Run the block (see ``Block.forward``), in parts of a few photos if they are large."""
         if isinstance(self.bn1, nn.BatchNorm2d) or not for_inference(features):
             return super().forward(features)
         inner = self.conv_dw.weight.shape[0] * features[0, 0].numel() * features.element_size()
@@ -85,23 +97,27 @@ def fused_convolution(
     relu6: bool = False,
     added: Tensor | None = None,
 ) -> Tensor:
-    """Run a convolution with TensorFlow's ``SAME`` padding, then a sum or a relu6.
+    """Run a convolution with TensorFlow's ``SAME`` padding and a sum or a relu6, in one operation.
 
-    It does not record gradients.
+    Gradients are not recorded.
 
     Args:
-        features: (B, C, H, W).
-        weight: (C', C / groups, k, k) with odd k.
-        bias: (C',), or None.
+        features: Input, (B, C, H, W), on a CPU.
+        weight: Weights, (C', C / groups, k, k), with odd k.
+        bias: Bias of each output channel, (C',), or None.
         stride: 1 or 2.
-        groups: Number of groups.
-        relu6: Clamp the result to 0..6.
-        added: Features (B, C', H', W') to add to the result, instead of relu6.
+        groups: Number of groups of channels.
+        relu6: Whether to clamp the result to 0..6.
+        added: Features to add to the result, with its shape. Not together with ``relu6``.
+
+    Returns:
+        The result, (B, C', H / stride, W / stride), with sizes rounded up.
     """
     around = weight.shape[-1] // 2
     if stride > 1:
-        # An even size needs one zero less at its start. A row of zeros in the kernel has the same
-        # effect as a padded copy of the features, and costs less.
+        # For an even size, TensorFlow adds one zero less at the start than at the end. oneDNN pads
+        # both sides equally. A row of zeros at the start of the kernel has the same effect, and
+        # costs less than a padded copy of the features.
         height, width = (1 - size % 2 for size in features.shape[2:])
         weight = nn.functional.pad(weight, (width, 0, height, 0))
     layout = [around, around], [stride, stride], [1, 1], groups
@@ -117,13 +133,19 @@ def fused_convolution(
 
 
 def can_fuse(features: Tensor) -> bool:
-    """Return whether `fused_convolution` should run on these features."""
+    """Return whether to use `fused_convolution` for these features.
+
+    It is used for inference on a CPU if ``works`` confirms that it works for their type.
+    """
     return for_inference(features) and works(features.dtype)
 
 
 @cache
 def works(dtype: torch.dtype) -> bool:
-    """Return whether `fused_convolution` works and agrees with torch's operations."""
+    """Return whether `fused_convolution` works for a type and agrees with torch's operations.
+
+    A small convolution is tried once per type and process.
+    """
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return False  # other processors have their own convolutions, which may be faster
     with torch.inference_mode():
@@ -135,7 +157,7 @@ def works(dtype: torch.dtype) -> bool:
         try:
             clamped = fused_convolution(features, weight, bias, 1, 1, relu6=True)
             summed = fused_convolution(features, weight, bias, 1, 1, added=features)
-        except Exception:  # another version, or a processor without this type
+        except Exception:  # a version of torch with other functions, or an unsupported type
             return False
         plain = nn.functional.conv2d(features, weight, bias, padding=1)
         return all(
@@ -147,8 +169,18 @@ def works(dtype: torch.dtype) -> bool:
 def depthwise_convolution(
     features: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int
 ) -> Tensor:
-    """Return ``torch.nn.functional.conv2d`` with one channel per group, on a CPU."""
-    if torch.is_autocast_enabled("cpu"):  # it does not apply inside the function
+    """Convolve each channel with its own kernel on a CPU, with a fast backward pass.
+
+    The result is the same as with ``torch.nn.functional.conv2d`` and ``groups=C``.
+
+    Args:
+        features: Input, (B, C, H, W).
+        weight: Weights, (C, 1, k, k).
+        bias: Bias of each channel, (C,), or None.
+        stride: Stride along both axes.
+        padding: Number of zeros to add on each side.
+    """
+    if torch.is_autocast_enabled("cpu"):  # autocast does not apply inside of _Depthwise
         dtype = torch.get_autocast_dtype("cpu")
         features, weight = features.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
@@ -157,6 +189,8 @@ def depthwise_convolution(
 
 
 class _Depthwise(torch.autograd.Function):
+    """Depthwise convolution with the backward pass that the docstring of the module describes."""
+
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
         features, weight, bias, stride, padding = given
@@ -172,7 +206,7 @@ class _Depthwise(torch.autograd.Function):
         of_features = of_weight = of_bias = None
         if ctx.needs_input_grad[0]:
             dilated = gradient
-            if stride > 1:
+            if stride > 1:  # insert zeros between the values
                 less = 2 * padding - kernel + 1
                 size = (side + less for side in features.shape[2:])
                 dilated = gradient.new_zeros(len(gradient), channels, *size)
@@ -188,7 +222,7 @@ class _Depthwise(torch.autograd.Function):
                 [False, True, False],
             )  # fmt: skip
             of_weight = found.to(weight.dtype)
-        if ctx.needs_input_grad[2]:  # a product, as a sum over (0, 2, 3) is far slower
+        if ctx.needs_input_grad[2]:  # a matrix product, because sum((0, 2, 3)) is far slower
             flat = gradient.permute(0, 2, 3, 1).reshape(-1, channels)
             (of_bias,) = flat.new_ones(1, len(flat)).mm(flat)
         return of_features, of_weight, of_bias, None, None
