@@ -93,9 +93,12 @@ def _summarize(found: AltTexts, empty: bool) -> None:
             warn(note)
     counts = ", ".join(f"{count:,} {what}" for what, count in sorted(found.counts.items()))
     warn(f"{counted(found.counts.total(), 'image')}: {counts}")
-    if inside := sum(bool(one.link) for one in found.images):
-        images = "image is" if inside == 1 else "images are"
-        warn(f"{inside:,} listed {images} in a link or button; write where it leads")
+    if alone := sum(one.needs_text for one in found.images):
+        images = "image is" if alone == 1 else "images are"
+        warn(
+            f"{alone:,} listed {images} the only content of a link or button, so no text is filled "
+            "in; write where the link leads"
+        )
     if (count := found.counts[EMPTY]) and not empty:
         verb = "image has" if count == 1 else "images have"
         warn(

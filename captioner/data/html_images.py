@@ -31,6 +31,10 @@ EMPTY = 'with alt=""'
 """Category of images with an empty text. The image is decorative, or its Markdown source,
 ``![](a.jpg)``, contains no text."""
 
+WITHOUT_TEXT = " without text"
+"""End of ``HtmlImage.link`` if the image is the only content of its link or button. The review page
+has the same text."""
+
 _TEMPLATE = re.compile(r"\A\ufeff?---\r?\n|\{\{|\{%|<%|%>|<\?(?:php|=)")
 """Front matter, and the syntax of Jinja, Liquid, Go templates, Vue, ERB and PHP."""
 _CODE = re.compile(r"<!--.*?-->|<(code|pre|script|style)\b.*?</\1\b", re.DOTALL | re.IGNORECASE)
@@ -137,7 +141,7 @@ class HtmlPage(HTMLParser):
         what = "button" if goal is None else f"link to {_plain(goal)}"
         label = _plain(element.label)[:80]
         name = f'the text "{text}"' if text else f'the label "{label}"' if label else ""
-        image.link = f"{what} with {name}" if name else f"{what} without text"
+        image.link = f"{what} with {name}" if name else f"{what}{WITHOUT_TEXT}"
         image.needs_text = not name
         if image.needs_text and image.reason == EMPTY:
             image.reason = ""

@@ -13,7 +13,14 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urljoin
 
 from captioner.data.folders import NamedFiles, unsafe_name
-from captioner.data.html_images import DECORATIVE, EMPTY, HtmlImage, HtmlPage, is_tiny
+from captioner.data.html_images import (
+    DECORATIVE,
+    EMPTY,
+    WITHOUT_TEXT,
+    HtmlImage,
+    HtmlPage,
+    is_tiny,
+)
 from captioner.data.images import image_size
 from captioner.errors import DataError, ImageError
 
@@ -49,8 +56,8 @@ class SiteImage:
     tag: str = ""
     """The image's tag without ``alt``. It identifies the image when the text is written."""
     suggested: str | None = ""
-    """The text that the model suggested, to detect that a person has changed it. None if the table
-    lacks it."""
+    """The text that the model suggested: the initial value of ``alt``, except in `needs_text`. It
+    shows whether a person has changed the text. None if the table lacks it."""
 
     def row(self) -> dict[str, str]:
         """Return the image as a row of the review table."""
@@ -59,9 +66,20 @@ class SiteImage:
         return {name: str(value) for name, value in (asdict(self) | changed).items()}
 
     @property
+    def needs_text(self) -> bool:
+        """True if the image is the only content of a link or button.
+
+        Its text should say where the link leads. The model describes only the picture, so ``alt``
+        is empty until a person writes a text.
+        """
+        return self.link.endswith(WITHOUT_TEXT)
+
+    @property
     def changed(self) -> bool:
-        """True if the text differs from the suggestion."""
-        return self.suggested is not None and self.alt.split() != self.suggested.split()
+        """True if the text differs from the suggestion and from the initial text."""
+        if self.suggested is None or (self.needs_text and not self.alt.strip()):
+            return False
+        return self.alt.split() != self.suggested.split()
 
 
 COLUMNS = tuple(one.name for one in fields(SiteImage))

@@ -217,7 +217,7 @@ def review_page(site: Path, file: str, rows: Sequence[dict[str, str]]) -> str:
         file: Name of the table that the page offers for download.
         rows: Rows of the table, with a value for each column.
     """
-    names = {row["image"] for row in rows if row["alt"]}
+    names = {row["image"] for row in rows if row["suggested"]}
     pictures = {name: data_uri(fit_photo(open_image(site / name), 320)) for name in names}
     values = {"title": escape(str(site)), "file": escape(file)}
     text = json.dumps(rows, sort_keys=True).encode()

@@ -37,7 +37,8 @@ class AltTexts(SiteImages):
         """Suggest a text for every image.
 
         Each image gets a suggestion with its confidence, or a note that explains why the image has
-        no suggestion.
+        no suggestion. If the image is the only content of a link or button, its text stays empty,
+        because a description of the picture does not say where the link leads.
 
         Args:
             model: The model that captions the image files. Each file is captioned once.
@@ -62,7 +63,8 @@ class AltTexts(SiteImages):
                 continue
             if (error := found[file].error) is None:
                 best = found[file].captions[0]
-                one.alt = one.suggested = as_sentence(best.text)
+                one.suggested = as_sentence(best.text)
+                one.alt = "" if one.needs_text else one.suggested
                 one.confidence = best.confidence
                 continue
             one.note = str(error).removeprefix(f"{file}: ")
@@ -217,4 +219,4 @@ def _folder(site: str | Path) -> Path:
 
 def _order(one: SiteImage) -> tuple[bool, float, str]:
     """Return a sort key: low confidence comes first, and images without a suggestion come last."""
-    return not one.alt, one.confidence or 0, one.image
+    return not one.suggested, one.confidence or 0, one.image

@@ -68,16 +68,18 @@ def test_only_what_was_reviewed_is_written(alt) -> None:
         "layout.html",
         "//cdn.example/3.png",
         "gone.png",
-        "1 listed image is in a link",
+        "1 listed image is the only content of a link",
     ):
         assert reported in err
     rows = table()
     files = ["img/a 1.png"] * 4 + ["blog/img/2.png"] + ["https://cdn.example/3.png", "gone.png"]
     files += ["http://[x", "x" * 300 + ".png"]
     assert sorted(row["image"] for row in rows) == sorted(files)
-    assert len({row["alt"] for row in rows if row["image"] == "img/a 1.png"}) == 1
-    assert all(row["alt"] for row in rows[:5])
-    assert not any(row["alt"] for row in rows[5:])
+    assert len({row["suggested"] for row in rows if row["image"] == "img/a 1.png"}) == 1
+    assert all(row["suggested"] for row in rows[:5])
+    assert not any(row["suggested"] for row in rows[5:])
+    linked = [row["link"] for row in rows[:5] if not row["alt"]]
+    assert linked == ["link to /about/ without text"]  # a person writes where it leads
     assert alt("--apply", "alt.csv")[0] == FAILED  # nothing was reviewed
     assert contents() == before
 
@@ -189,7 +191,7 @@ def test_empty_texts_are_listed_on_request_and_written(generated) -> None:
     assert (code, "--empty" in err) == (OK, False)
     rows = table()
     assert sorted(row["image"] for row in rows) == ["1.png", "2.png"]
-    assert all(row["alt"] for row in rows)
+    assert all(row["suggested"] for row in rows)
     first, second = ('alt=""', 'alt="A dog"'), ('alt=""', 'alt="About us"')
     lines = {row["image"]: f"index.html:{row['line']}" for row in rows}
     table(texts={lines["1.png"]: "A dog", lines["2.png"]: "About us"})

@@ -34,8 +34,10 @@
 
   /** Return the card of a group. */
   function card([key, group], number) {
-    const { image, link, note, before, alt, confidence, tag } = group[0];
+    const { image, link, note, before, alt, suggested, confidence, tag } = group[0];
     const needsText = link.endsWith(" without text"); // as captioner.data.html_images writes it
+    const sure = confidence && `${percent(Number(confidence))} likely to be right`;
+    const aim = needsText && goal(link, suggested, sure);
     let [start, ticked] = reviews[key] ?? [alt, false];
     const show = () => {
       const text = field.value.trim();
@@ -59,19 +61,30 @@
     const state = element("span", { class: "quiet", id: `state-${number}` });
     const field = element("textarea", { rows: "2", autocomplete: "off", oninput: change }, start);
     const box = element("input", { type: "checkbox", autocomplete: "off", onchange: change });
-    for (const one of [field, box]) one.setAttribute("aria-describedby", state.id);
-    const sure = confidence && `, ${percent(Number(confidence))} likely to be right`;
+    const descriptions = aim ? `aim-${number} ${state.id}` : state.id;
+    for (const one of [field, box]) one.setAttribute("aria-describedby", descriptions);
     const empty = before === "empty" && 'has alt="" in the page: decorative, or Markdown without text';
     const lines = [image || tag, link, empty, note].filter(Boolean);
     const places = group.map(({ page, line }) => `${page}:${line}`).join(", ");
     const texts = element("div", {},
       ...lines.map((text, index) => element(index ? "div" : "b", {}, text)),
-      element("label", {}, `alternative text${sure}`, field),
+      ...(aim ? [element("p", { class: "aim", id: `aim-${number}` }, aim.reason)] : []),
+      element("label", {}, aim ? aim.label : `alternative text${sure && `, ${sure}`}`, field),
       element("p", { class: "state" }, element("label", {}, box, " reviewed"), " ", state),
       element("p", { class: "quiet" }, places));
     const item = element("li", {}, element("img", { src: pictures[image] ?? null, alt: "" }), texts);
     show();
     return item;
+  }
+
+  /** Return the label and the explanation for a picture that is the only content of a link or button. */
+  function goal(link, suggested, sure) {
+    const kind = link.startsWith("button") ? "button" : "link";
+    const aim = kind === "link" ? "where the link leads" : "what the button does";
+    const reason = `This ${kind} contains only the picture, so screen readers read the text as the name of the `
+      + `${kind}. The text should say ${aim}, not what the picture shows. `;
+    const seen = suggested && `The model describes the picture as “${suggested}”${sure && ` (${sure})`}.`;
+    return { label: `alternative text: ${aim}`, reason: reason + seen };
   }
 
   /** Describe the review of a card, or why the card cannot be reviewed, after the word "reviewed". */
