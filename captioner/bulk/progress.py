@@ -52,7 +52,7 @@ class Log:
             self._new_photos += photos
 
     def line(self) -> str:
-        """Return a report of parts, photos per second, failures and the time left."""
+        """Return a report in one line: parts, photos per second, failures and the time left."""
         seconds = max(time.monotonic() - self._started, 1e-9)
         rate = self._new_photos / seconds
         left = "unknown"

@@ -192,7 +192,7 @@ def _webp_chunk(kind: bytes, content: bytes) -> bytes:
 def _webp_header(data: bytes) -> bytes:
     """Return a chunk VP8X with the picture's size, for a file that lacks this chunk.
 
-    A WebP file with XMP must begin with this chunk. The caller sets its flag for XMP.
+    In a WebP file with XMP, this must be the first chunk. The caller sets its flag for XMP.
     """
     kind, _, begin, _ = next(_webp_chunks(data), (b"", 0, 0, 0))
     if kind == b"VP8L":

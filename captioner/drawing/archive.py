@@ -49,7 +49,8 @@ class MapArchive(Drawing):
         """Add the captions of a photo.
 
         Args:
-            photo: The path of the photo, or any name if ``size`` is set. The archive contains it.
+            photo: The path of the photo, or any name if ``size`` is set. The archive stores it as
+                the photo's name.
             captions: One caption or several.
             size: Width and height of the upright photo in pixels, or None to read the file.
 

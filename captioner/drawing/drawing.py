@@ -24,7 +24,7 @@ class Drawing(ABC):
 
     @abstractmethod
     def encode(self, suffix: str) -> bytes:
-        """Return the content of a file with this extension."""
+        """Return the drawing as the content of a file with this extension, such as ``.png``."""
 
     def save(self, path: str | Path) -> None:
         """Write a file in the format of its extension. Equal drawings produce equal files.

@@ -179,7 +179,7 @@ def find_words(captions: Sequence[Caption], only: Sequence[str]) -> list[list[tu
         For each caption, the occurrences of all queries. An occurrence is a tuple of positions.
 
     Raises:
-        ConfigError: No caption contains a query.
+        ConfigError: A query does not occur in any caption.
     """
     if not only:
         return [[(position,) for position in range(len(one.words))] for one in captions]
