@@ -102,7 +102,7 @@ class Captions:
         self.model = load(*folders, device=device, precision=precision)
         self.column, self.names = column, names
         self.options = {"batch_size": batch_size, **search}
-        self.model.options(**search)  # an error before the first batch
+        self.model.options(**search)  # reports wrong options before the first batch
 
     def __call__(self, batch: dict[str, Any]) -> Any:
         """Caption a batch, and return it with the new columns as a ``pyarrow.Table``.

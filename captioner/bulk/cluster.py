@@ -110,12 +110,12 @@ def _loaded(task: bytes, folder: str) -> Callable[[Any], Any]:
 
     The process then calls the task for item after item.
     """
-    keep_freed_memory(threads=True)  # the command line does so too
+    keep_freed_memory(threads=True)  # as the command line does
     if Path(folder).is_dir():
         os.chdir(folder)
     from ray import cloudpickle
 
-    loaded: Callable[[Any], Any] = cloudpickle.loads(task)  # the task comes from the driver
+    loaded: Callable[[Any], Any] = cloudpickle.loads(task)  # trusted, as it comes from the driver
     return loaded
 
 

@@ -287,7 +287,7 @@ def _open(photo: Photo) -> Photo:
         return photo
     try:
         with fsspec.open(source, "rb") as file:
-            return name, RemoteFile(name, file.read(MAX_STREAM_BYTES + 1))  # larger: an error later
+            return name, RemoteFile(name, file.read(MAX_STREAM_BYTES + 1))  # more is rejected later
     except Exception as error:  # each protocol raises errors of its own classes
         return name, RemoteFile(name, first_line(error))
 

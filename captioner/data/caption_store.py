@@ -448,7 +448,7 @@ def make_store(
 def own_places(photo: Path) -> list[Path]:
     """Return the files that captioner may have written a photo's caption to."""
     sidecars = (photo.with_suffix(".xmp"), photo.with_name(f"{photo.name}.xmp"))
-    # os.path: a name that is too long is not an error. Links are never written through.
+    # os.path raises no error for a name that is too long. Captions are never written through links.
     plain = (p for p in sidecars if os.path.isfile(p) and not os.path.islink(p))  # noqa: PTH113, PTH114
     return [*plain, photo]
 

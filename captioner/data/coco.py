@@ -158,7 +158,7 @@ def read_photos(annotations: Sequence[str | Path], *, renumber: bool = False) ->
     found: dict[int, Example] = {}
     captions = defaultdict[int, list[str]](list)
     for path, data in contents.items():
-        ids: dict[int, int] = {}  # from the ids of this file
+        ids: dict[int, int] = {}  # the new id, by the id in this file
         for image in data["images"]:
             image_id, name = image["id"], Path(image["file_name"])
             if image_id in found and found[image_id].path != name:

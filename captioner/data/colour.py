@@ -39,7 +39,7 @@ other numbers are close to the function of sRGB."""
 _D50 = np.array([0.9642, 1.0, 0.8249])  # XYZ of the white point of ICC profiles
 _BRADFORD = np.array(
     [[0.8951, 0.2664, -0.1614], [-0.7502, 1.7135, 0.0367], [0.0389, -0.0685, 1.0296]]
-)  # from XYZ to the responses of the eye's cones
+)  # converts XYZ to the responses of the eye's cones
 _MAX_PROFILE = 4 << 20
 """Limit on the size of a profile (bytes). Larger profiles are ignored. Printer profiles have about
 2 MB."""

@@ -47,7 +47,7 @@ COMMAND = "captioner prepare features CONFIG.yaml"
 RECORD = np.dtype(
     [
         ("size", "<i8"),  # size of the photo's file (bytes), or -1 without a file
-        ("readable", "?"),  # a photo that could not be read has no rows
+        ("readable", "?"),  # False if the photo could not be read and has no rows
         ("crc", "<u4"),  # CRC-32 of the row
         ("flipped_crc", "<u4"),  # CRC-32 of the flipped row
     ]

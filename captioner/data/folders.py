@@ -239,7 +239,7 @@ class NamedFiles:
         for spelled in dict.fromkeys((name, decoded_name(name))):
             if listed := self._find(PurePath(spelled).parts):
                 return listed
-            # A name that leads out of the folder, or one in other case on systems that ignore case.
+            # The name leads out of the folder, or it differs in case on a system that ignores case.
             if os.path.isfile(path := self.folder / spelled):  # noqa: PTH113 - False if too long
                 return path
         return None

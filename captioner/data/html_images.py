@@ -73,7 +73,7 @@ class _Element:
     def label(self) -> str:
         """The label of a link or button. Screen readers use it if the element has no text."""
         given = (self.attributes.get(name) for name in ("aria-label", "title", "aria-labelledby"))
-        # The label of <input type=image> is the image's own, which `HtmlImage.reason` covers.
+        # The label of <input type=image> belongs to the image itself (see `HtmlImage.reason`).
         return next(filter(None, given), "") if self.name not in _VOID else ""
 
 
@@ -123,12 +123,12 @@ class HtmlPage(HTMLParser):
         if _TEMPLATE.search(_CODE.sub("", self.text)):
             raise DataError(f"{path} is a template; pass the folder of the finished site")
         self._open: list[_Element] = []
-        self._sources: list[str] = []  # of the <picture> around the next image
+        self._sources: list[str] = []  # URLs in the <picture> around the next image
         self._around: list[tuple[HtmlImage, _Element]] = []
         self._lines = [0, *(end.end() for end in re.finditer("\n", self.text))]
-        self.feed(self.text.replace("<![", "<! "))  # a comment, as in browsers
+        self.feed(self.text.replace("<![", "<! "))  # begins a comment, as in browsers
         self.close()
-        for image, element in self._around:  # now, because their texts may follow the image
+        for image, element in self._around:  # at the end, because the texts may follow the image
             self._describe(image, element)
 
     def _describe(self, image: HtmlImage, element: _Element) -> None:

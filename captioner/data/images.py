@@ -96,7 +96,7 @@ _UNSUPPORTED = (
 )
 _URL = re.compile(r"(https?|ftps?|sftp|file|s3a?|gc?s|az|abfss?|hdfs):/|data:image/", re.IGNORECASE)
 """One slash is enough, because ``Path`` turns the two slashes of a URL into one."""
-_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])", re.DOTALL)  # of a segment with a size
+_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])", re.DOTALL)  # a segment with a size
 _SCAN, _END = b"\xda", b"\xd9"
 _SIGNATURES = re.compile(rb"\xff\xd8\xff|\x89PNG|GIF8|RIFF....WEBP|BM|II[*+]\0|MM\0[*+]", re.DOTALL)
 _BARE_PNG = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"eXIf"}
@@ -346,7 +346,7 @@ def _identify(
         if kind is not RAW:
             image = Image.open(metered, formats=_to_try(kind, formats))
     except Image.DecompressionBombError as error:
-        count = int(re.findall(r"\d+", str(error))[0])  # Pillow names its own limit second
+        count = int(re.findall(r"\d+", str(error))[0])  # the second is Pillow's limit
         raise LargeImageError(
             f"the image has {count:,} pixels, but {_too_large(max_pixels)}"
         ) from error
@@ -553,7 +553,7 @@ def _raw_preview(file: BinaryIO) -> BinaryIO:
     """Return the largest preview in a camera RAW file, as a JPEG file with EXIF orientation."""
     import rawpy
 
-    if file.seek(0, os.SEEK_END) > MAX_STREAM_BYTES:  # all bytes are read
+    if file.seek(0, os.SEEK_END) > MAX_STREAM_BYTES:  # rawpy reads all bytes
         raise LargeImageError(_TOO_MANY_BYTES)
     file.seek(0)
     try:

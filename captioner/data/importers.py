@@ -194,7 +194,7 @@ def read_table(
         names = [clean(name).lower() for name in next(rows)]
         for row in rows:
             where = f"{path}:{reader.line_num}"
-            if separator == "|" and len(row) == len(names) - 1:  # once in Flickr30k's results.csv
+            if separator == "|" and len(row) == len(names) - 1:  # occurs in Flickr30k's results.csv
                 row[-1:] = row[-1].split(maxsplit=1)
             if len(row) != len(names):
                 raise DataError(
@@ -514,7 +514,7 @@ def _detect_json(path: Path, text: str) -> str | None:
     """Return the layout of a JSON file, or None if it is unknown."""
     first, _, rest = text.strip().partition("\n")
     if rest and first.startswith("{") and first.rstrip().endswith("}"):
-        with suppress(ValueError):  # otherwise the object continues in the next line
+        with suppress(ValueError):  # an error: the object continues in the next line
             json.loads(first)
             return "jsonl"
     data = _parse_json(path, text)

@@ -20,10 +20,10 @@ from captioner.data.xmp import WRITER, is_own_writer, new_keywords, text_digest
 from captioner.errors import DataError
 
 SIGNATURES = (b"8BIM", b"AgHg", b"DCSR", b"PHUT", b"MeSa")
-_IPTC, _DIGEST = 0x0404, 0x0425  # image resources
-_CHARSET, _KEYWORD, _CAPTION, _WRITER = (1, 90), (2, 25), (2, 120), (2, 122)  # datasets
+_IPTC, _DIGEST = 0x0404, 0x0425  # numbers of image resources
+_CHARSET, _KEYWORD, _CAPTION, _WRITER = (1, 90), (2, 25), (2, 120), (2, 122)  # dataset keys
 _UTF8 = b"\x1b%G"
-_LIMITS = {_KEYWORD: 64, _CAPTION: 2000, _WRITER: 32}  # bytes
+_LIMITS = {_KEYWORD: 64, _CAPTION: 2000, _WRITER: 32}  # bytes that the standard allows
 
 Edit = Callable[[bytes], bytes]
 """Function that edits IPTC data and returns the result."""
@@ -107,7 +107,7 @@ def edited(resources: Sequence[Resource], edit: Edit) -> list[Resource]:
         new.insert(0, Resource(_IPTC, b"", struct.pack(">4sHH", b"8BIM", _IPTC, 0)))
         chosen = [0]
     digests = {}
-    for n in reversed(chosen):  # in reverse, so that digest is the first one's
+    for n in reversed(chosen):  # in reverse: `digest` then belongs to the first resource
         data = edit(new[n].data)
         digest = digests[_md5(new[n].data)] = _md5(data)
         new[n] = new[n]._replace(data=data, padded=True)
@@ -220,7 +220,7 @@ def _datasets(iptc: bytes) -> tuple[list[_Dataset], bytes]:
     while at + 5 <= len(iptc) and iptc[at] == 0x1C:
         record, number, size = struct.unpack(">BBH", iptc[at + 1 : at + 5])
         begin = at + 5
-        if size & 0x8000:  # extended: the size has this many bytes
+        if size & 0x8000:  # extended dataset: the rest is the number of bytes of the size
             begin += size & 0x7FFF
             size = int.from_bytes(iptc[at + 5 : begin][:9], "big")
         end = begin + size

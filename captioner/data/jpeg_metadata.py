@@ -32,7 +32,7 @@ _OFFSETS = {
     ">": rb"\0\x04\0\0\0\x01|\0\x07....",
 }
 """The bytes before the offset of a picture in EXIF (type and number of values), by byte order."""
-_SMALL = 0xFFFF  # an offset that other values may equal by chance
+_SMALL = 0xFFFF  # up to this value, other numbers may equal an offset by chance
 
 
 class _Segment(NamedTuple):
@@ -205,7 +205,8 @@ def _written(data: bytes, segments: Sequence[_Segment], scan: int) -> bytes:
         raise DataError("the photo ends with AFCP data, which cannot be moved; use --sidecar xmp")
     starts, pieces, at = _pictures_after(data, scan), [data[:2]], 2
     for one in segments:
-        # Growth of the bytes between this segment, where offsets begin, and the scan.
+        # Number of bytes by which the distance from this segment's data, where offsets begin, to
+        # the scan grows.
         growth = (new_scan - at - 4) - (scan - one.at) if one.at else 0
         body = one.data
         if one.at and new_scan != scan and one.starts(_APP2, _MPF):

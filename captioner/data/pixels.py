@@ -89,7 +89,7 @@ def _without_profile(image: Image.Image) -> Image.Image:
     if image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
         plain = image.convert("LA") if image.mode == "La" else image
-        # No variable for the converted image, because it would keep the memory.
+        # A variable for the converted image would keep its memory in use.
         return Image.alpha_composite(
             white, plain if plain.mode == "RGBA" else plain.convert("RGBA")
         ).convert("RGB")
@@ -133,7 +133,7 @@ def _to_8_bit(image: Image.Image) -> NDArray[np.uint8]:
         if isinstance(transparent, int):
             grey[values == transparent] = 255
         scaled[start : start + _STRIP] = np.clip(np.rint(grey), 0, 255)
-    # Pillow inverts "white is zero" only up to 8 bits.
+    # Pillow inverts TIFFs in which 0 is white, but only up to 8 bits.
     return 255 - scaled if tags and tags.get(262, 0) == 0 else scaled
 
 

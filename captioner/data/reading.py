@@ -77,5 +77,5 @@ def photo_bar(photos: Iterable[Any] | None = None, *, shown: bool = True, **opti
     """
     from tqdm import tqdm  # imported here, because most callers show no progress
 
-    hidden = None if shown and sys.stderr is not None else True  # None: only on a terminal
+    hidden = None if shown and sys.stderr is not None else True  # None: show it only on a terminal
     return tqdm(photos, **{"unit": "photo", "disable": hidden, "dynamic_ncols": True} | options)

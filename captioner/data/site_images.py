@@ -172,7 +172,7 @@ def _find(
         try:
             base = urljoin(root + quote(name, errors="surrogateescape"), page.base)
             full = urljoin(base, source.replace("\\", "/"))
-        except ValueError:  # such as http://[x
+        except ValueError:  # an invalid URL, such as http://[x
             full = source
         address = re.split("[?#]", full)[0]
         inside = unquote(address.removeprefix(root), errors="surrogateescape")
@@ -196,4 +196,4 @@ def _is_pixel(file: Path) -> bool:
     try:
         return is_tiny(*image_size(file))
     except ImageError:
-        return False  # it is reported when it is captioned
+        return False  # the error is reported when the file is captioned

@@ -109,12 +109,12 @@ class Video:
         every = self.every or 1.0
         due, before, shown, seeking = 0.0, 0.0, None, every >= _SEEK
         for time, frame in self._decoded():
-            if time < before:  # the key frames are farther apart than the interval
+            if time < before:  # seeking went back: key frames are farther apart than `every`
                 seeking = False
             if shown is not None and time > due:
                 yield due, shown
                 due = every * math.ceil(time / every)
-                if seeking and time < due < self.duration:  # to the last key frame before it
+                if seeking and time < due < self.duration:  # to the key frame before `due`
                     with suppress(av.FFmpegError, OSError):
                         self._container.seek(round((due + self._start) * av.time_base))
             shown, before = frame, time

@@ -28,7 +28,7 @@ EditPacket = Callable[[bytes | None], bytes | None]
 remove the packet."""
 
 _DAMAGED = "the {} is damaged; copy or download the file again"
-_LARGEST_XMP = 1 << 24  # bytes of a compressed packet, once expanded
+_LARGEST_XMP = 1 << 24  # limit on the bytes of a packet after decompression
 
 
 class _Place(NamedTuple):
@@ -114,7 +114,7 @@ def _png_text(kind: bytes, content: bytes) -> bytes:
         text = content[1:]
     elif kind == b"iTXt":
         compressed = content.startswith(b"\1")
-        text = content[2:].split(b"\0", 2)[-1]  # after language and translated keyword
+        text = content[2:].split(b"\0", 2)[-1]  # after the language and the translated keyword
     try:
         return zlib.decompressobj().decompress(text, _LARGEST_XMP) if compressed else text
     except zlib.error as error:

@@ -33,8 +33,8 @@ from captioner.hints import hinted
 from captioner.schema import build_options
 
 _MAX_SIDE = 16_383  # pixels; the largest side that WebP supports
-_MAX_PIXELS = 3840 * 2160  # of a frame; about 80 frames are in memory while a file is written
-_MIN_WIDTH = 280  # pixels of the text below the photo
+_MAX_PIXELS = 3840 * 2160  # per frame; about 80 frames are in memory while a file is written
+_MIN_WIDTH = 280  # pixels; least width of the text below the photo
 _TRANSITION = 0.55  # share of a word's time in which the map changes; then it rests
 FRAME_RATE = 15  # frames per second
 _PAUSE = 2.0  # seconds for which the whole sentence is shown at the start

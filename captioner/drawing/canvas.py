@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from captioner.drawing.backend import matplotlib  # before its modules
+from captioner.drawing.backend import matplotlib  # must come before its modules
 from captioner.drawing.picture_files import base64_uri, encoded
 from captioner.drawing.style import Theme, printable
 from captioner.version import __version__
@@ -57,7 +57,7 @@ def matplotlib_settings() -> Iterator[None]:
     with _LOCK, matplotlib.rc_context(), warnings.catch_warnings():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_SETTINGS)
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # drawn as a box
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # shown as a box
         yield
 
 

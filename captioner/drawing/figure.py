@@ -151,7 +151,7 @@ def overlay(
         ax.imshow(attention_map(alpha, resized.size, regions, smooth=wanted.smooth), **shown)
         own: Any = ax.figure
         return Figure(own, given[0].text)
-    from captioner.drawing.canvas import matplotlib_settings  # imports matplotlib
+    from captioner.drawing.canvas import matplotlib_settings  # here, as it imports matplotlib
     from captioner.drawing.sheet import Block, Sheet, choose_layout, panels_of
 
     blocks = [

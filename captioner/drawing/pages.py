@@ -221,7 +221,7 @@ def review_page(site: Path, file: str, rows: Sequence[dict[str, str]]) -> str:
     pictures = {name: data_uri(fit_photo(open_image(site / name), 320)) for name in names}
     values = {"title": escape(str(site)), "file": escape(file)}
     text = json.dumps(rows, sort_keys=True).encode()
-    digest = hashlib.sha256(text).hexdigest()[:16]  # by which the browser keeps reviews
+    digest = hashlib.sha256(text).hexdigest()[:16]  # the browser stores reviews by this id
     data = embedded({"id": digest, "rows": rows, "pictures": pictures})
     body = asset(WEB / "review.html").rstrip().format(data=data, **values)
     files = [*VIEWER, *(WEB / name for name in ("page.css", "review.css", "cells.js", "review.js"))]

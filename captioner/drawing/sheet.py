@@ -45,7 +45,7 @@ _MIN_TEXT = 14  # pixels
 _SMALL = 0.82  # size of numbers and notes, in text sizes
 _WIDE_CELL = 1 / 0.092  # text sizes: width of a cell with room for its numbers in two lines
 _NARROW_CELL = 1 / 0.15  # text sizes: width of a cell with room for its numbers in three lines
-_READABLE = 6 / 72  # inches: smallest text where the figure is printed
+_READABLE = 6 / 72  # inches; smallest text that is readable in print
 
 _TITLES = METHOD_TITLES | {"keywords": "keywords"}
 _METHOD_NOTES = {
@@ -168,7 +168,7 @@ class Layout:
         self.cell_width, self.cell_height = cell, self.title + panel[1] + self.below
         self.rows = [-(-len(block.panels) // columns) for block in blocks]
         self.min_height = sum(self.rows) * (self.title + panel[1])  # without headers and legend
-        self.empty = sum(self.rows) - len(panels) / columns  # rows of cells
+        self.empty = sum(self.rows) - len(panels) / columns  # number of empty cells, in rows
 
     def _measure(self, cell: int) -> None:
         """Compute the lengths that follow from the text size and the width of a cell."""

@@ -75,7 +75,7 @@ def printable(text: str) -> str:
 
 def lacks_letters(text: str) -> bool:
     """Return whether the font lacks characters in the text, so that pictures would show boxes."""
-    path = str(font_file())  # imports matplotlib
+    path = str(font_file())  # also imports matplotlib (see `backend`)
     from matplotlib.ft2font import FT2Font
 
     return not FT2Font(path).get_charmap().keys() >= set(map(ord, printable(text)))
@@ -131,7 +131,7 @@ def probability(log_prob: float) -> str:
         return "–"
     if log_prob >= math.log(0.005):
         return f"{math.exp(min(log_prob, 0.0)):.2f}"
-    digit, tens = f"{Decimal(log_prob).exp():.0e}".split("e")  # of a float, it may be 0
+    digit, tens = f"{Decimal(log_prob).exp():.0e}".split("e")  # exp of a float may be 0
     return f"{digit}·10{tens.translate(_SUPERSCRIPTS)}"
 
 

@@ -303,7 +303,7 @@ class Subwords:
             text[start:end].strip() if piece == _UNKNOWN_PIECE else piece
             for piece, (start, end) in zip(found.tokens, found.offsets, strict=True)
         ]
-        return [piece for piece in spelled if piece]  # without spaces that no caption has
+        return [piece for piece in spelled if piece]  # a space that is not a piece is empty
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:

@@ -269,7 +269,7 @@ class CaptionViewer {
     this.stage.addEventListener("pointerleave", () => this.clearProbe());
     this.lists = this.captions.map((caption, number) => this.wordList(caption, number));
     const sentences = shown.map((caption) => {
-      const { number } = caption; // keywords have none
+      const { number } = caption; // undefined for keywords
       const own = entry.labels?.[number] ?? (entry.captions.length > 1 ? `${number + 1}` : "");
       const label = number === undefined ? "keywords" : own;
       const sum = element("span", { class: "total" }, this.figures(caption));
@@ -304,7 +304,7 @@ class CaptionViewer {
   /** Return how sure the model is, with the `confidence` (0 to 1) if the caption has one. */
   figures({ confidence, log_prob: log }) {
     const sure = typeof confidence === "number" ? `${percent(confidence)} likely to be right, ` : "";
-    if (log === undefined) return ""; // of keywords
+    if (log === undefined) return ""; // keywords have no log-probability
     return `${sure}log p ${log.toFixed(1)}`;
   }
 
