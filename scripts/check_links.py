@@ -1,8 +1,9 @@
-"""Request each external link on all pages of documentation, and list the broken links.
+"""Request each link to another site in the documentation, and list the broken links.
 
     python scripts/check_links.py
 
-The exit code is 1 if a link is broken. Links within the site are checked when the site is built.
+The exit code is 1 if a link is broken. Links within the documentation are checked when its site is
+built.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("*.md", "docs/*.md", "docs/*.ipynb", "captioner/pretrained/*.md", "assets/**/*.md")
+"""Patterns of the files to check."""
 URL = re.compile(r"https?://[^\s)>\"'`\\]+")
 LOCAL = ("http://127.0.0.1", "http://localhost")
+"""Addresses in examples that work only while a server runs. They are not requested."""
 
 
 def links() -> dict[str, set[str]]:
-    """Return each external link with the pages that contain it."""
+    """Return all links to other sites, and for each link the paths of the pages that contain it."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for page in (page for pattern in PAGES for page in ROOT.glob(pattern)):
         for link in URL.findall(page.read_text("utf-8")):
@@ -31,7 +34,7 @@ def links() -> dict[str, set[str]]:
 
 
 def problem(link: str) -> str | None:
-    """Request a link, and return the problem, or None if the link works."""
+    """Request a link, and return its problem as text, or None if the link works."""
     request = urllib.request.Request(link, method="HEAD", headers={"User-Agent": "Mozilla/5.0"})
     try:
         with urllib.request.urlopen(request, timeout=30):
@@ -44,7 +47,7 @@ def problem(link: str) -> str | None:
 
 
 def main() -> int:
-    """Print each broken link with the pages that contain it."""
+    """Print each broken link with the pages that contain it, and return the exit code."""
     failures = [(link, pages, problem(link)) for link, pages in links().items()]
     for link, pages, failure in failures:
         if failure:

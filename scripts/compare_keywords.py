@@ -5,15 +5,18 @@
         --instances COCO128/annotations/instances.json --instance-photos COCO128/images \
         --labels COCO/captions_train.json --label-photos COCO/train
 
-The reading is the layer of the model that predicts which words people use about a photo. A keyword
+The reading is the part of the model that predicts which words people use about a photo. A keyword
 is right if a reference caption of the photo contains it. The score of a keyword from samples is the
-share of 64 sampled captions that contain it. A scale and a shift, shared by all words, calibrate
-these scores. They are fitted on one half of the photos and applied to the other half.
+share of 64 sampled captions that contain it. A scale and a shift, shared by all words, turn the
+log-odds of these scores into calibrated probabilities. They are fitted on one half of the photos
+and applied to the other half.
 
 --instances adds a comparison with annotated objects. Keywords that name a category of COCO are
 compared with the annotated categories, and their maps are compared with the masks. --labels adds a
 comparison on 2,000 photos with one caption each. It uses the entry ``"labels"`` of each image, a
 list of category numbers from 1 to 19, as in COCO.
+
+Notation: N photos, K keywords or groups of words.
 """
 
 from __future__ import annotations
@@ -48,13 +51,13 @@ from captioner.inference.reading import MIN_PROBABILITY
 SAMPLES = 64
 """Number of captions that are sampled for each photo."""
 LABELLED = 2000
-"""Number of photos with labels that are compared."""
+"""Number of photos with labels on which keywords are compared."""
 CATEGORIES = {
     1: "person", 2: "bicycle", 3: "car", 4: "motorcycle", 5: "airplane", 6: "bus", 7: "train",
     8: "truck", 9: "boat", 10: "traffic light", 11: "fire hydrant", 13: "stop sign",
     14: "parking meter", 15: "bench", 16: "bird", 17: "cat", 18: "dog", 19: "horse",
 }  # fmt: skip
-"""Names of COCO's first categories by number."""
+"""Names of COCO's first 18 categories by number. COCO does not use the number 12."""
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.bool_]
@@ -63,12 +66,27 @@ Labels = NDArray[np.bool_]
 def main() -> None:
     """Compare the sources of keywords on each set of photos, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--annotations", action="append", default=[])
-    parser.add_argument("--images", action="append", default=[])
-    parser.add_argument("--instances")
-    parser.add_argument("--instance-photos")
-    parser.add_argument("--labels")
-    parser.add_argument("--label-photos", type=Path)
+    parser.add_argument(
+        "--annotations",
+        action="append",
+        default=[],
+        help="compare keywords with the reference captions in this COCO captions file; repeat the "
+        "option for several files",
+    )
+    parser.add_argument(
+        "--images",
+        action="append",
+        default=[],
+        help="folder with the photos of --annotations; repeat it in the same order",
+    )
+    parser.add_argument(
+        "--instances", help="compare keywords with the objects in this COCO instances file"
+    )
+    parser.add_argument("--instance-photos", help="folder with the photos of --instances")
+    parser.add_argument(
+        "--labels", help="compare keywords with the labels of images in this COCO captions file"
+    )
+    parser.add_argument("--label-photos", type=Path, help="folder with the photos of --labels")
     options = parser.parse_args()
     model = captioner.load()
     for references, images in zip(options.annotations, options.images, strict=True):
@@ -81,19 +99,29 @@ def main() -> None:
 
 
 def of_groups(mentioned: Sequence[Set[str]], groups: Sequence[Set[str]]) -> Labels:
-    """Return for each photo whether it mentions a word in each group, (N, K)."""
+    """Return whether each photo mentions at least one word of each group, (N, K)."""
     return np.array([[not group.isdisjoint(there) for group in groups] for there in mentioned])
 
 
 def platt(odds: Floats, labels: Labels) -> tuple[float, float]:
-    """Return the scale and shift that calibrate log-odds, (N, K)."""
+    """Return the scale and shift that calibrate log-odds.
+
+    They are shared by all words, as in Platt scaling.
+
+    Args:
+        odds: Log-odds of each keyword for each photo, (N, K).
+        labels: True where the keyword is right for the photo, (N, K).
+    """
     inputs = np.stack([odds.ravel(), np.ones(odds.size)], axis=1)
     scale, shift = logistic_regression(inputs, labels.ravel().astype(float), np.full(2, 1e-6))
     return float(scale), float(shift)
 
 
 def cross_calibrated(odds: Floats, labels: Labels) -> Floats:
-    """Return probabilities, (N, K). Each half of the photos is calibrated on the other half."""
+    """Return calibrated probabilities, (N, K). Each half of the photos is calibrated on the other.
+
+    For the arguments, see `platt`.
+    """
     half = np.random.default_rng(0).permutation(len(odds)) % 2
     probabilities = np.zeros(odds.shape)
     for part in (0, 1):
@@ -114,7 +142,8 @@ def measure(probabilities: Floats, labels: Labels) -> dict[str, float]:
 
         - ``photos`` and ``words``: the numbers of photos and words.
         - ``mean_average_precision``: the mean over the words that are right for 10 photos or more.
-        - ``keywords``: the number per photo with a probability of ``MIN_PROBABILITY`` or more.
+        - ``keywords``: the number of words per photo with a probability of ``MIN_PROBABILITY`` or
+          more.
         - ``precision``, ``recall`` and ``calibration_error``: measured on these keywords.
         - ``precision_at_8`` and ``recall_at_8``: measured on the eight most probable words.
     """
@@ -139,7 +168,15 @@ def measure(probabilities: Floats, labels: Labels) -> dict[str, float]:
 
 
 def average_precision(scores: Floats, labels: Labels) -> float:
-    """Return the average precision of one word: the mean of the precision at each right photo."""
+    """Return the average precision of one word.
+
+    The photos are ranked by score. The precision at a rank is the share of right photos up to this
+    rank. The average precision is its mean over the ranks of the right photos.
+
+    Args:
+        scores: Score of the word for each photo, (N,).
+        labels: True where the word is right for the photo, (N,).
+    """
     ranked = labels[np.argsort(-scores, kind="stable")]
     hits = ranked.cumsum() / np.arange(1, len(ranked) + 1)
     return float(hits[ranked].mean())
@@ -154,6 +191,7 @@ def compare(model: Captioner, annotations: str, images: str) -> None:
     seconds = dict.fromkeys(("reading", "samples", "caption"), 0.0)
 
     def timed(name: str, run: Callable[[], Any]) -> Any:
+        """Return the result of a function, and add the time that it took to ``seconds``."""
         start = time.perf_counter()
         result = run()
         seconds[name] += time.perf_counter() - start
@@ -168,6 +206,7 @@ def compare(model: Captioner, annotations: str, images: str) -> None:
         seeds = range(len(batch))
 
         def found(options: Any) -> list[list[set[str]]]:
+            """Caption the batch, and return the keywords of each caption of each photo."""
             vocabulary = model.stored.vocabulary
             hypotheses = model.ensemble.search(memories, options, vocabulary, seeds)  # noqa: B023
             shown = vocabulary.shown
@@ -209,7 +248,10 @@ def compare(model: Captioner, annotations: str, images: str) -> None:
 
 
 def compare_with_masks(model: Captioner, instances: str, folder: str) -> None:
-    """Print precision and recall for named categories, and how well maps agree with masks."""
+    """Print how well captions and keywords agree with annotated objects.
+
+    Named categories are compared with annotated categories, and attention maps with object masks.
+    """
     known = read_instances(Path(instances))
     ids = {Path(one["file_name"]).name: image_id for image_id, one in known.images.items()}
     photos = [path for path in sorted(Path(folder).iterdir()) if path.name in ids]
@@ -228,7 +270,13 @@ def compare_with_masks(model: Captioner, instances: str, folder: str) -> None:
 
 
 def compare_with_labels(model: Captioner, labels: str, folder: Path) -> None:
-    """Print precision and recall for COCO's categories 1 to 19, on photos with labels."""
+    """Print precision and recall for COCO's categories 1 to 19, on photos with labels.
+
+    Args:
+        model: The model.
+        labels: COCO captions file in which images have the entry ``labels``.
+        folder: Folder with the photos.
+    """
     content = json.loads(Path(labels).read_text(encoding="utf-8"))
     counts = Counter(one["image_id"] for one in content["annotations"])
     images = [one for one in content["images"] if one.get("labels") and counts[one["id"]] == 1]
@@ -247,13 +295,13 @@ def compare_categories(
     """Print precision and recall of the categories that captions and keywords name.
 
     Args:
-        captions: A caption for each photo.
-        annotated: The categories that are annotated in each photo.
+        captions: A caption for each photo, by image id.
+        annotated: The categories that are annotated in each photo, by image id.
         known: The categories that count, or None if all categories count.
 
     Returns:
-        A dictionary with the captions (``caption``) and with their keywords in the form of captions
-        (``keywords``).
+        The captions under the key ``caption``, and their keywords in the form of captions under the
+        key ``keywords``. Both are dictionaries by image id.
     """
     words = {image_id: _apart(one.of_keywords()) for image_id, one in captions.items()}
     groups = {"caption": dict(captions), "keywords": words}

@@ -11,8 +11,9 @@ for each word:
     2   on photos with five or more captions: whether any caption contains the word
 
 So the result is the probability that at least one of five people uses the word. ``captioner
-calibrate`` turns it into the probability that the word is true of the photo. Training the second
-stage on annotated objects was tried too, but captions then named more things that nobody mentions.
+calibrate`` turns it into the probability that the word is true of the photo. The second stage was
+also tried with annotated objects instead of captions. But the model's captions then named more
+things that nobody mentions.
 
 The photos of --val are not used for training. Keywords are measured on photos of --val that have
 five or more captions. --features is a folder for the encoder's features: 256 kB per photo with the
@@ -64,7 +65,7 @@ WORDS = Path(__file__).with_name("keywords.txt")
 """The default list of keywords."""
 
 FIVE = 5
-"""Minimum number of captions from which a word counts as false if none of them contains it."""
+"""Number of captions of a photo from which a word counts as false if no caption contains it."""
 BATCH = 32
 """Number of photos that are encoded together."""
 
@@ -73,7 +74,9 @@ class Stage(NamedTuple):
     """The settings of one training stage."""
 
     epochs: float
+    """Number of passes over the photos of the stage."""
     batch: int
+    """Number of photos per step."""
     rate: float
     """Peak learning rate."""
     regions: float
@@ -81,6 +84,7 @@ class Stage(NamedTuple):
 
 
 STAGES = Stage(2, 128, 1e-3, 0.5), Stage(5, 64, 5e-4, 1.0)
+"""The two training stages, in their order."""
 WEIGHT_DECAY = 1e-4
 CLIP_NORM = 5.0
 
@@ -161,7 +165,13 @@ def encode(model: CaptionModel, photos: Sequence[Example], folder: str) -> Featu
 
 
 def read_words(path: Path) -> Phrases:
-    """Read a list of keywords. Each line contains a keyword, then the words that count as it.
+    """Read a list of keywords.
+
+    Each line contains a keyword and then the words and phrases that count as this keyword,
+    separated by commas. Empty lines and lines that begin with # are skipped.
+
+    Returns:
+        The keyword of each word or phrase.
 
     Raises:
         ConfigError: The file cannot be read, or two lines contain the same word.
@@ -184,8 +194,12 @@ def read_words(path: Path) -> Phrases:
 def keywords_of(table: Phrases, stems: Sequence[str]) -> dict[str, tuple[tuple[str, ...], ...]]:
     """Return, for each keyword, the phrases that count as this keyword, as tuples of stems.
 
-    A phrase is left out if the reading lacks one of its stems. A keyword is left out if it has no
-    phrases.
+    A phrase is left out if the reading lacks one of its stems. A keyword is left out if all its
+    phrases are left out.
+
+    Args:
+        table: The keyword of each phrase, from `read_words`.
+        stems: The S stems of the reading.
     """
     known, found = set(stems), dict[str, dict[tuple[str, ...], None]]()
     for phrase, keyword in table.items():
@@ -196,7 +210,7 @@ def keywords_of(table: Phrases, stems: Sequence[str]) -> dict[str, tuple[tuple[s
 
 
 def count(photos: Sequence[Example], stems: Sequence[str]) -> Counted:
-    """Count in how many captions of each photo each stem occurs."""
+    """Count in how many captions of each photo each of the S stems occurs."""
     columns = {one: column for column, one in enumerate(stems)}
     counts = np.zeros((len(photos), len(stems)), np.uint8)
     for row, photo in enumerate(photos):
@@ -208,7 +222,10 @@ def count(photos: Sequence[Example], stems: Sequence[str]) -> Counted:
 
 
 def grammar_of(photos: Sequence[Example], vocabulary: Vocabulary) -> Grammar | None:
-    """Count word sequences in the captions, or return None if tokens are parts of words."""
+    """Count word sequences in the captions, from which the search learns grammar.
+
+    The result is None if the tokens of the vocabulary are parts of words.
+    """
     if vocabulary.subwords is not None:
         return None
     texts = (caption_tokens(text) for photo in photos for text in photo.captions)
@@ -230,12 +247,14 @@ def fit(
     counts = torch.from_numpy(said.counts)
 
     def shares(log_odds: Tensor, rows: Tensor) -> Tensor:
+        """Return the summed loss of the first stage for some photos."""
         # A photo with n captions has the weight sqrt(n), not n: its captions repeat each other.
         weights = captions[rows] ** -0.5
         weighted = counts[rows] * weights.unsqueeze(1)
         return reading_loss(log_odds, weighted, captions[rows] * weights)
 
     def truth(log_odds: Tensor, rows: Tensor) -> Tensor:
+        """Return the summed loss of the second stage for some photos."""
         return reading_loss(log_odds, (counts[rows] > 0).float(), torch.ones(len(rows)))
 
     ids = [photo.image_id for photo in photos]
@@ -257,7 +276,17 @@ def _train(
     stage: Stage,
     loss: Callable[[Tensor, Tensor], Tensor],
 ) -> None:
-    """Train the reading for one stage, on the photos with the indices ``rows``."""
+    """Train the reading for one stage.
+
+    Args:
+        model: The model with the reading. Only the reading changes.
+        cache: Features of the photos.
+        ids: Image id of each photo.
+        rows: Indices of the photos to train on, in ``ids``.
+        stage: Settings of the stage.
+        loss: Function that returns the summed loss for the log-odds of a batch, (B, S), and the
+            indices of its photos, (B,).
+    """
     reading = model.reading
     assert reading is not None
     reading.train()
@@ -285,7 +314,7 @@ def _train(
 
 
 def _batches(rows: Tensor, size: int, steps: int) -> Iterator[Tensor]:
-    """Yield batches of rows in random order. Each row occurs once per epoch."""
+    """Yield ``steps`` batches of ``size`` rows in random order. Each row occurs once per epoch."""
     order = rows[:0]
     for _ in range(steps):
         while len(order) < min(size, len(rows)):
@@ -295,6 +324,7 @@ def _batches(rows: Tensor, size: int, steps: int) -> Iterator[Tensor]:
 
 
 def _features(cache: FeatureCache, ids: Sequence[int], rows: Tensor) -> Tensor:
+    """Read the features of the photos with the indices ``rows``, (B, L, D)."""
     return cache.read([(ids[row], False) for row in rows.tolist()])
 
 
@@ -302,7 +332,10 @@ def _features(cache: FeatureCache, ids: Sequence[int], rows: Tensor) -> Tensor:
 
 
 def mentions(captions: Sequence[str], table: Phrases) -> set[str]:
-    """Return the keywords that the captions of a photo contain."""
+    """Return the keywords that the captions of a photo contain.
+
+    ``table`` contains the keyword of each phrase, from `read_words`.
+    """
     names = (name for text in captions for name in find_names(caption_tokens(text), table))
     return {name.category for name in names}
 
@@ -310,7 +343,10 @@ def mentions(captions: Sequence[str], table: Phrases) -> set[str]:
 def report(
     stored: StoredModel, photos: Sequence[Example], cache: FeatureCache, table: Phrases
 ) -> str:
-    """Measure the keywords. A keyword is right if a caption of the photo contains it."""
+    """Measure the keywords on photos, and return precision, recall and calibration error as text.
+
+    A keyword is right if a caption of the photo contains it.
+    """
     model, words = stored.model, stored.reading
     assert model.reading is not None
     assert words is not None

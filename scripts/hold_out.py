@@ -1,4 +1,4 @@
-"""Hold out photos with five captions for a comparison, and select other photos to train on.
+"""Hold out photos with five or more captions for a comparison, and select others to train on.
 
     python scripts/hold_out.py COCO/captions_train.json FOLDER [--photos 400] [--train 16000]
 
@@ -24,7 +24,7 @@ REFERENCES = 5
 def main() -> None:
     """Select the photos and write both files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("annotations", type=Path, help="COCO captions file")
+    parser.add_argument("annotations", type=Path, help="COCO captions file to select photos from")
     parser.add_argument("folder", type=Path, help="write the two files to this folder")
     parser.add_argument("--photos", type=int, default=400, help="number of photos to hold out")
     parser.add_argument("--train", type=int, default=16_000, help="number of photos to train on")

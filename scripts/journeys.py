@@ -11,10 +11,11 @@ options: distinct options of all commands. An option with several spellings, suc
     --output or --neutral and --no-neutral, counts once. A training setting that is also an option
     of other commands counts once too: `search.beam_size` and `--beam-size` are the same field.
 unused: training settings that no config, script or page mentions. Search options do not count.
-lists: tuples, lists, sets and dictionaries in the package that repeat names of options.
+lists: tuples, lists, sets and dictionaries in the package that repeat names of options. Whoever
+    adds an option may have to extend them.
 
-The script uses only the files and the command line of a checkout. It can therefore measure older
-checkouts too, in which functions have different names.
+The script depends only on the files and the command line of a checkout. It can therefore also
+measure older checkouts, in which functions have different names.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ from typing import Any, get_type_hints
 ROOT = Path(__file__).parents[1]
 PHOTO = "assets/examples/chelsea.jpg"
 SCHEMA = ("schema.py", "option_fields.py")
-"""Possible names of the file that describes options. The first that exists is used."""
+"""Names that the file with the schema of options has had. The first that exists is used."""
 TRAIN_CONFIG = ("captioner.options", "captioner.training.options")
-"""Modules that may contain the settings of a training run. The first that does is used."""
+"""Modules that have contained ``TrainConfig``, the settings of a training run. The first that
+contains it is used."""
 READERS_PATH = (
     ("model/attention.py",),
     ("model/decoder.py",),
@@ -54,7 +56,7 @@ READERS_PATH = (
 
 
 def main() -> None:
-    """Print the measures. Each measure runs in a new process, on the checkout's package."""
+    """Print one line for each measure. Each measure except ``words`` runs in a new process."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -80,7 +82,10 @@ def main() -> None:
 
 
 def in_fresh_process(measure: str, tree: Path) -> Any:
-    """Take one measure in a new process, in the folder of the checkout."""
+    """Take one measure of a checkout in a new process, and return its figure and its details.
+
+    A new process imports the package of this checkout, and counts its imports from the start.
+    """
     command = [sys.executable, __file__, "--fresh", measure, "--tree", str(tree)]
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     done = subprocess.run(command, cwd=tree, env=environment, stdout=subprocess.PIPE, check=True)
@@ -99,6 +104,7 @@ def calls(package: Path) -> tuple[int, str]:
     counts: Counter[str] = Counter()
 
     def count(frame: Any, event: str, _: Any) -> None:
+        """Count a call by the file of the called function. Python calls this for every event."""
         if event == "call":
             counts[frame.f_code.co_filename] += 1
 
@@ -115,7 +121,7 @@ def calls(package: Path) -> tuple[int, str]:
 
 
 def words(package: Path, files: list[str] | None = None) -> tuple[int, str]:
-    """Count the words in the files of `READERS_PATH`, or in other files."""
+    """Count the words in the files of `READERS_PATH`, or in ``files`` of the package."""
     paths = [first_of(package, names) for names in READERS_PATH]
     paths = [package / file for file in files] if files else paths
     counts = {path.stem: len(path.read_text(encoding="utf-8").split()) for path in paths}
@@ -159,7 +165,11 @@ def unused(package: Path) -> tuple[int, str]:
 
 
 def lists(package: Path) -> tuple[int, str]:
-    """Count collections that have at least 3 fields of one dataclass, which are most of them."""
+    """Count the literal collections that repeat names of options.
+
+    A collection counts if at least 3 of its strings, and more than half of them, are fields of the
+    same dataclass of options.
+    """
     sources = {path: ast.parse(path.read_bytes()) for path in sorted(package.rglob("*.py"))}
     declared = option_names(sources.values())
     found: dict[str, list[str]] = {"search options": [], "other options": []}
@@ -187,7 +197,7 @@ MEASURES: dict[str, Callable[..., tuple[int, str]]] = {
 
 
 def first_of(package: Path, names: tuple[str, ...]) -> Path:
-    """Return the first file that exists, or the last file if none exists."""
+    """Return the first of these files that exists in the package, or the last one otherwise."""
     paths = [package / name for name in names]
     return next((path for path in paths if path.exists()), paths[-1])
 
@@ -203,7 +213,7 @@ def printed(argv: list[str]) -> str:
 
 
 def commands() -> list[str]:
-    """Return the names of all commands, as `captioner --help` lists them."""
+    """Return the names of all commands, read from the output of `captioner --help`."""
     return re.findall(r"^  captioner (\w+(?: \w+)?)  +\w", printed(["--help"]), re.MULTILINE)
 
 
@@ -214,11 +224,15 @@ def main_name(spellings: Sequence[str]) -> str:
 
 
 def options_of(command: str) -> Iterator[Sequence[str]]:
-    """Yield the spellings of each option that a command accepts."""
+    """Yield the spellings of each option that a command accepts, such as ``-o`` and ``--output``.
+
+    They are read from the argument parsers that the command creates to print its help.
+    """
     parsers: list[argparse.ArgumentParser] = []
     original = argparse.ArgumentParser.__init__
 
     def recording(self: argparse.ArgumentParser, *args: Any, **settings: Any) -> None:
+        """Create a parser, and remember it."""
         parsers.append(self)
         original(self, *args, **settings)
 
@@ -272,7 +286,7 @@ def named_settings(paths: Iterable[Path], settings: list[str]) -> Iterator[str]:
 
 
 def flat(settings: Any, prefix: str = "") -> Iterator[str]:
-    """Yield the names in nested dictionaries, joined by dots."""
+    """Yield the names in nested dictionaries, such as ``training`` and ``training.lr``."""
     for name, value in settings.items() if isinstance(settings, dict) else ():
         yield f"{prefix}{name}"
         yield from flat(value, f"{prefix}{name}.")
@@ -291,6 +305,7 @@ def option_names(sources: Iterable[ast.Module]) -> dict[str, set[str]]:
     }
 
     def fields(name: str) -> set[str]:
+        """Return the field names of a class and its base classes."""
         if name not in classes:
             return set()
         own = {
@@ -312,12 +327,14 @@ def collections_of_strings(source: ast.Module) -> Iterator[tuple[int, set[str]]]
     inner: set[int] = set()
 
     def strings(node: ast.AST | None) -> Iterator[str]:
+        """Yield the strings that an entry adds to its collection."""
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
         elif isinstance(node, ast.Starred):
             yield from unpacked(node.value)
 
     def unpacked(node: ast.AST) -> Iterator[str]:
+        """Yield the strings of a collection, and mark the collection as seen."""
         inner.add(id(node))
         if isinstance(node, ast.Tuple | ast.List | ast.Set):
             for entry in node.elts:

@@ -1,11 +1,16 @@
-"""Make images that are not photos, for ``captioner calibrate``, with one folder per kind.
+"""Make images that are not photos, in one folder per kind, for ``captioner calibrate``.
+
+From these images, a model learns to have no confidence in captions of images that are not photos.
 
     pip install fontawesomefree playwright      # and Chromium, and an emoji font
     python scripts/make_other_kinds.py PHOTOS FOLDER [--count 100]
 
 Chromium renders pages, screenshots, icons, emoji, logos and diagrams. matplotlib draws charts.
-Scans are made from pages. Drawings, very blurred photos and very dark photos are made from PHOTOS.
-The same arguments produce the same images, unless the versions of these programs change.
+Gradients, plain colours, noise and patterns are computed. Scans are made from pages. Drawings, very
+blurred photos and very dark photos are made from PHOTOS. The same arguments produce the same
+images, unless the versions of the programs change.
+
+Each function that makes an image takes its random choices from the generator ``r``.
 """
 
 from __future__ import annotations
@@ -34,11 +39,13 @@ _EMOJI = [*range(0x1F300, 0x1F320), *range(0x1F400, 0x1F43F), *range(0x1F600, 0x
 
 
 def _text(r: random.Random, words: int) -> str:
+    """Return random words as text."""
     return " ".join(r.choice(_TEXT.split()) for _ in range(words)).capitalize()
 
 
 @cache
 def _symbols() -> list[Path]:
+    """Return the SVG files of all Font Awesome symbols."""
     import fontawesomefree
 
     folder = Path(fontawesomefree.__file__).parent / "static/fontawesomefree/svgs"
@@ -46,6 +53,7 @@ def _symbols() -> list[Path]:
 
 
 def _colour(r: random.Random, lowest: int = 0, highest: int = 255) -> str:
+    """Return a random colour such as ``#09a1ff``. The limits apply to red, green and blue."""
     return "#" + "".join(f"{r.randint(lowest, highest):02x}" for _ in range(3))
 
 
@@ -136,7 +144,7 @@ def diagram(r: random.Random) -> str:
 
 
 def chart(r: random.Random) -> Image.Image:
-    """Draw a chart with lines, bars, points, a histogram or a pie."""
+    """Draw a chart with one to four series: lines, bars, points, histograms or pies."""
     figure = Figure(figsize=(r.uniform(3, 6), r.uniform(3, 5)), facecolor=_colour(r, 215))
     axes = figure.subplots()
     data = np.random.default_rng(r.getrandbits(32))
@@ -245,18 +253,25 @@ def scan(paper: Image.Image, r: random.Random) -> Image.Image:
 MARKUP: dict[str, Callable[[random.Random], str]] = {
     each.__name__: each for each in (page, screenshot, icon, emoji, logo, diagram)
 }
+"""Functions that write the markup of an image, by kind. Chromium renders the markup."""
 PICTURES: dict[str, Callable[[random.Random], Image.Image]] = {
     each.__name__: each for each in (chart, gradient, blank, noise, pattern)
 }
+"""Functions that draw an image, by kind."""
 CHANGED: dict[str, Callable[[Image.Image, random.Random], Image.Image]] = {
     each.__name__: each for each in (blurred, dark, drawing, scan)
 }
+"""Functions that change a photo or, for a scan, a rendered page, by kind."""
 
 
 def images(tab: Any, photos: list[Path], count: int) -> Iterator[tuple[str, int, Image.Image]]:
-    """Yield ``count`` images of each kind, as tuples of kind, number and image."""
+    """Yield ``count`` images of each kind, as tuples of kind, number and image.
+
+    ``tab`` is a tab of Chromium, as a Playwright page.
+    """
 
     def rendered(markup: str, r: random.Random) -> Image.Image:
+        """Render markup in a window of random size."""
         tab.set_viewport_size({"width": r.randint(320, 800), "height": r.randint(320, 800)})
         tab.set_content(markup)
         return Image.open(io.BytesIO(tab.screenshot())).convert("RGB")

@@ -6,10 +6,11 @@
         [--judged judged.csv] [--start captioner/pretrained] \
         [--commit COMMIT] [--failures scripts/model_failures.md]
 
-First run scripts/fit_reading.py, which trains the model's reading. This script then
+First run scripts/fit_reading.py, which trains the model's reading: a small network that predicts
+which words are true of a photo. This script then
 
 - stores the search options and the history of the training runs with the model;
-- adds 8-bit graphs, calibrated on photos from both training sets;
+- adds 8-bit ONNX graphs, calibrated on photos from both training sets;
 - fits the probability that a word is true of a photo, and the confidence of captions (``captioner
   calibrate``);
 - scores captions in float32 on the validation photos of both data sets, each in the style of its
@@ -49,12 +50,16 @@ from captioner.text.tokenizer import tokenize
 from captioner.training.run_folder import read_rows
 
 TEMPLATE = Path(__file__).with_name("model_card.md")
+"""The model card, with names in braces in place of figures."""
 VALIDATION = Path("data/flickr8k/captions_val.json")
 SEARCH = SearchOptions(beam_size=3, length_penalty=0.5, block_repeats=True, certainty=0.7)
 VARIED = {"temperature": 0.85, "candidates": 128}
-"""Search options for consensus captions, which the card reports next to the default search."""
+"""Search options for consensus captions. The card reports their scores next to the scores of the
+default search."""
 METRICS = ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "METEOR", "ROUGE_L", "CIDEr")
+"""Caption metrics that are stored in the model's config."""
 ATTENTION = ("correctness", "uniform", "centre", "ratio", "pointing", "pointing_centre")
+"""Attention measures that are stored in the model's config."""
 KINDS = {
     "men": "man men boy boys guy guys gentleman gentlemen male males father dad husband son",
     "women": "woman women girl girls lady ladies female females mother mom wife daughter bride",
@@ -66,13 +71,15 @@ STAGE = (
     "- `{run}`: {length} in {minutes} minutes. Epoch {best_epoch} is best "
     "(CIDEr {CIDEr:.3f} in the validation of this stage)."
 )
+"""The line of the card that describes a training stage."""
 UNSEEN = "Nobody has looked at the captions of this model yet."
+"""Text of the card without --failures."""
 PHOTOS = 100
 """Number of photos of each data set that calibrate the ranges of the 8-bit activations."""
 
 
 def main() -> None:
-    """Export, calibrate and measure the model, then write its folder with the card."""
+    """Export, calibrate and measure the model, and write its folder with the card."""
     options = _parse()
     stored = load_model(options.best)
     first, stages = options.start or options.runs[0] / "best", []
@@ -175,6 +182,7 @@ def _parse() -> argparse.Namespace:
 
 
 def _stage(run: Path) -> dict[str, Any]:
+    """Return the name, length and best score of a training run, for the model's history."""
     rows = read_rows(run / "metrics.jsonl")
     best = max(rows, key=lambda row: float(row["CIDEr"]))
     return {
@@ -187,7 +195,16 @@ def _stage(run: Path) -> dict[str, Any]:
 
 
 def _measure(folder: Path, stored: StoredModel, options: argparse.Namespace) -> dict[str, Any]:
-    """Measure a model, add the scores to its ``info``, and return the fields for the card."""
+    """Measure a model, and add the scores to its ``info``.
+
+    Args:
+        folder: The model folder.
+        stored: The same model, loaded. Its ``info`` changes.
+        options: The arguments of the script.
+
+    Returns:
+        Figures and tables for the card, by their names in the template.
+    """
     model = captioner.load(folder, precision="fp32")
     sets = {
         "coco_val": (options.coco / "captions_val.json", options.coco / "val", "coco"),
@@ -200,6 +217,7 @@ def _measure(folder: Path, stored: StoredModel, options: argparse.Namespace) -> 
         return report
 
     def captions(name: str, **search: Any) -> Report:
+        """Evaluate captions on a set of photos, in the style of this set."""
         annotations, images, style = sets[name]
         search |= {"style": style} if stored.vocabulary.styles else {}
         meteor = bool(find_java())
@@ -234,7 +252,10 @@ def _measure(folder: Path, stored: StoredModel, options: argparse.Namespace) -> 
 
 
 def _export(folder: Path, options: argparse.Namespace) -> None:
-    """Add 8-bit graphs to a model folder."""
+    """Add 8-bit ONNX graphs to a model folder.
+
+    A sample of training photos calibrates the ranges of the 8-bit activations.
+    """
     train = [options.coco / "captions_train.json", VALIDATION.with_name("captions_train.json")]
     train_images = (options.coco / "train", options.flickr8k / "images")
     sample: list[Path] = []
@@ -245,7 +266,10 @@ def _export(folder: Path, options: argparse.Namespace) -> None:
 
 
 def _calibrate(folder: Path, options: argparse.Namespace) -> None:
-    """Fit the truth probabilities to held-out photos, and the confidence to judgements."""
+    """Fit the truth of words to the photos of --held, and the confidence to --judged.
+
+    Without --judged, the confidence is also fitted to the photos of --held.
+    """
     held = options.held.parent / "images"
     photos = _each("--images", (options.coco / "val", options.flickr8k / "images", held))
     given = {"--objects": options.objects, "--other-images": options.other_images}
@@ -258,15 +282,20 @@ def _calibrate(folder: Path, options: argparse.Namespace) -> None:
 
 
 def _each(option: str, values: Iterable[Path]) -> list[str]:
+    """Return the arguments that repeat an option for each value."""
     return [part for value in values for part in (option, str(value))]
 
 
 def _run(*command: object) -> None:
+    """Run Python with these arguments. Raise an error if it fails."""
     subprocess.run([sys.executable, *map(str, command)], check=True)
 
 
 def confidence_table(calibrator: Calibrator | None) -> str:
-    """Return the section about confidence for the model card."""
+    """Return the section about confidence for the model card, in Markdown.
+
+    ``calibrator`` is None if the model is not calibrated.
+    """
     if calibrator is None:
         return "This model is not calibrated: captions have no confidence."
     meaning = (
@@ -290,15 +319,19 @@ def confidence_table(calibrator: Calibrator | None) -> str:
 
 
 def _some(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return the scores or intervals that are available."""
+    """Return the scores or intervals with these names. Missing names are left out."""
     return {name: found[name] for name in names if name in found}
 
 
 def count_groups(report: Report, references: Mapping[int, Sequence[str]]) -> dict[str, float]:
     """Return the shares of captions with words in `KINDS`, and the shares of wrong genders.
 
-    A caption has the wrong gender if it mentions men but no women, although the references mention
-    women but no men, or the other way round. Men include boys, and women include girls.
+    A caption has the wrong gender if it mentions men but not women, although the references mention
+    women but not men, or the other way round. Men include boys, and women include girls.
+
+    Args:
+        report: The report on the captions, with the entry ``per_image``.
+        references: Reference captions by image id.
 
     Returns:
         A dictionary with these entries:

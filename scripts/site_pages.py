@@ -1,6 +1,6 @@
 """Generate the site's pages that are not in docs/, during ``mkdocs build`` (see mkdocs.yml).
 
-The generated pages are
+The generated pages and files are
 
 - the README, the changelog, the contributing guide and the model card;
 - the notebooks, which are executed so that they show the output of the current code and model;
@@ -40,11 +40,14 @@ MOVED = {
     "CONTRIBUTING.md": "contributing.md",
     "captioner/pretrained/README.md": "model_card.md",
 }
-"""Pages from outside docs/, by their path in the repository."""
+"""Paths on the site of pages from outside docs/, by their path in the repository."""
 
 LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)#\s]+)")
+"""The path in a relative Markdown link, without its anchor."""
 BADGE = re.compile(r"^\[!\[.*\n\n", re.MULTILINE)
+"""A line of badges, which is left out of the site."""
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json"}
+"""Language for the syntax highlighting of a source file, by suffix."""
 
 API = {
     "Captioning": ("inference.captioner.caption", "load", "Captioner", "Caption", "CropBox"),
@@ -65,13 +68,17 @@ API = {
         "CaptionerError", "CheckpointError", "ConfigError", "DataError", "ImageError", "ModelError",
     ),
 }  # fmt: skip
-"""The sections of the Python reference."""
+"""The sections of the Python reference, with the names in each section below ``captioner``."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are not in docs/, then the files that pages link to."""
+    """Add the pages that are not in docs/, then the files that pages link to.
+
+    MkDocs calls this function when it has listed the files in docs/.
+    """
 
     def add(uri: str, content: str | bytes) -> None:
+        """Add a file with this path on the site."""
         files.append(File.generated(config, uri, content=content))
 
     for source, uri in MOVED.items():
@@ -94,10 +101,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: object) -> str:
-    """Translate links within the repository to links within the site."""
+    """Translate links within the repository to links within the site.
+
+    MkDocs calls this function for each page.
+    """
     source = repository_path(page.file.src_uri)
 
     def translate(link: re.Match[str]) -> str:
+        """Return the path on the site. Links to other sites stay as they are."""
         path = target(source, link[0])
         here = posixpath.dirname(page.file.src_uri)
         return posixpath.relpath(site_path(path), here or ".") if path else link[0]
@@ -109,7 +120,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: objec
 
 
 def on_env(_: object, /, config: MkDocsConfig, files: Files) -> None:
-    """Add ``llms.txt``, and the Markdown of each page at the page's address plus ``.md``."""
+    """Add ``llms.txt``, and the Markdown of each page at the page's address plus ``.md``.
+
+    MkDocs calls this function when all pages have been read.
+    """
     text = f"# {config.site_name}\n\n> {config.site_description}\n"
     for [(section, content)] in (entry.items() for entry in config.nav or []):
         text += "\n" if isinstance(content, str) else f"\n## {section}\n\n"
@@ -131,13 +145,13 @@ def on_env(_: object, /, config: MkDocsConfig, files: Files) -> None:
 
 
 def repository_path(uri: str) -> str:
-    """Return the path that a page of the site has in the repository."""
+    """Return the path in the repository of a page with this path on the site."""
     moved = {page: source for source, page in MOVED.items()}
     return moved.get(uri, f"docs/{uri}")
 
 
 def site_path(path: str) -> str:
-    """Return the path that a file in the repository has on the site."""
+    """Return the path on the site of a file with this path in the repository."""
     if path in MOVED:
         return MOVED[path]
     if path.startswith("docs/"):
@@ -146,7 +160,15 @@ def site_path(path: str) -> str:
 
 
 def target(source: str, link: str) -> str | None:
-    """Return the file in the repository that a relative link points to, or None."""
+    """Return the file in the repository that a relative link points to.
+
+    Args:
+        source: Path of the page with the link, in the repository.
+        link: The relative link.
+
+    Returns:
+        The path in the repository, or None if it contains no such file.
+    """
     path = posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
     return path if (ROOT / path).is_file() and not path.startswith("..") else None
 
@@ -155,7 +177,7 @@ def target(source: str, link: str) -> str | None:
 
 
 def source_page(path: str, content: str) -> str:
-    """Return a page that shows a source file and is excluded from the search."""
+    """Return a page in Markdown that shows a source file and is excluded from the site's search."""
     language = LANGUAGES.get(Path(path).suffix, "text")
     return (
         f"---\nsearch: {{exclude: true}}\n---\n\n# {path}\n\n"
@@ -175,17 +197,23 @@ def commands() -> str:
 
 
 def _help(*words: str) -> str:
+    """Return the help of a command."""
     return _output(*words, "--help")
 
 
 def _output(*words: str) -> str:
+    """Run captioner with these arguments, and return its standard output, 80 characters wide."""
     command = [sys.executable, "-m", "captioner", *words]
     environment = {**os.environ, "COLUMNS": "80"}
     return subprocess.check_output(command, text=True, cwd=ROOT, env=environment)
 
 
 def api() -> str:
-    """Return the Python reference, with every public name, as Markdown."""
+    """Return the Python reference as Markdown. It must contain every public name.
+
+    Raises:
+        ValueError: ``API`` lacks a public name.
+    """
     names = [name.rpartition(".")[2] for section in API.values() for name in section]
     missing = set(captioner.__all__) - {"__version__"} - set(names)
     if missing:
@@ -199,7 +227,19 @@ def api() -> str:
 
 @cache  # mkdocs serve rebuilds the site after every change
 def executed(notebook: str, name: str) -> tuple[str, dict[str, bytes]]:
-    """Execute a notebook, and return its Markdown and its images by path in the site."""
+    """Execute a notebook.
+
+    Args:
+        notebook: The content of the notebook's file.
+        name: Name of the file without its suffix.
+
+    Returns:
+        The notebook with its output, as Markdown.
+        Its images, by path on the site.
+
+    Raises:
+        ValueError: The notebook prints to standard error, or a picture has no description.
+    """
     parsed = nbformat.reads(notebook, as_version=4)
     # Run notebooks with this checkout and environment, activated or not.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -221,6 +261,7 @@ def executed(notebook: str, name: str) -> tuple[str, dict[str, bytes]]:
     text = text.replace("```bash\n%%bash\n", "```bash\n")
 
     def describe(picture: re.Match[str]) -> str:
+        """Return a picture's Markdown with the description from the metadata of its cell."""
         alt = parsed.cells[int(picture[2])].metadata.get("alt")
         if not alt:
             raise ValueError(

@@ -18,12 +18,14 @@ from typing import Any
 from measuring import peak
 
 BEAMS = 3
+"""Number of beams of the search."""
 WORDS = 10
 """Decoder steps of every caption, so that no model gains by ending early."""
 SECONDS = 3.0
 """Minimum processor time of a measurement. Fast models caption the photos several times."""
 PACKAGES = ("torch", "transformers", "pillow")
-"""Packages that a peer needs. The ONNX forms also need `ONNX_PACKAGES`."""
+"""Packages that a peer (one of the four other models) needs. Its ONNX forms also need
+`ONNX_PACKAGES`."""
 ONNX_PACKAGES = ("optimum-onnx", "onnxruntime")
 CUDA = ("nvidia", "triton", "cuda", "nccl", "cudnn", "cusparse", "nvshmem")
 """Parts of the names of packages and files that are only for GPUs. The CPU build of torch does not
@@ -38,7 +40,7 @@ TRANSFORMER = {
     "num_attention_heads": 12,
     "intermediate_size": 3072,
 }
-"""Sizes of ViT-B and BERT-base, which three of the peers use."""
+"""Sizes of the transformers ViT-B and BERT-base, which three of the peers use."""
 TINY = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -137,7 +139,10 @@ def florence2(tiny: bool) -> tuple[Any, Any]:
 
 
 PEERS = {"ViT-GPT2": vit_gpt2, "GIT-base": git, "BLIP-base": blip, "Florence-2-base": florence2}
-"""Functions that build a peer and its image processor, by name."""
+"""Functions that build a peer and its image processor, by the name of the peer.
+
+If ``tiny`` is True, they build a tiny model, for a quick test of the script.
+"""
 ONNX = ("ViT-GPT2",)
 """Peers that optimum exports to ONNX. It has no exporter for the other models."""
 QUESTION = (0, 2264, 473, 5, 2274, 6190, 116, 2)
@@ -155,7 +160,15 @@ def build(name: str, folder: Path, *, tiny: bool = False) -> None:
 
 
 def export(folder: Path, graphs: Path, int8: Path) -> None:
-    """Export a model with its key-value cache to ONNX, in float32 and in 8 bits, with optimum."""
+    """Export a model to ONNX with optimum, in float32 and in 8 bits.
+
+    The graphs use a key-value cache, so that a step does not process the earlier words again.
+
+    Args:
+        folder: Folder of the model.
+        graphs: Folder for the float32 graphs.
+        int8: Folder for the 8-bit graphs.
+    """
     from optimum.onnxruntime import ORTModelForVision2Seq, ORTQuantizer
     from optimum.onnxruntime.configuration import AutoQuantizationConfig
 
@@ -172,7 +185,11 @@ def export(folder: Path, graphs: Path, int8: Path) -> None:
 
 
 def load_peer(folder: Path, form: str) -> tuple[Caption, float]:
-    """Load a model from transformers as ``float32``, ``int8`` or ``ONNX``, on one thread.
+    """Load a model from transformers, to run it on one processor thread.
+
+    Args:
+        folder: Folder of the model or of its graphs.
+        form: float32, int8, ONNX float32 or ONNX int8.
 
     Returns:
         A function that captions a photo, and the size of the weights in MB.
@@ -201,6 +218,7 @@ def load_peer(folder: Path, form: str) -> tuple[Caption, float]:
         given = {"input_ids": torch.tensor([question])}
 
     def caption(path: Path) -> int:
+        """Caption a photo with exactly `WORDS` steps, and return the number of steps."""
         from PIL import Image
 
         with Image.open(path) as photo:
@@ -216,7 +234,7 @@ def load_peer(folder: Path, form: str) -> tuple[Caption, float]:
 
 
 def weights(model: Any) -> float:
-    """Return the size of the weights in MB."""
+    """Return the size of a model's weights in MB."""
     return sum(weight.numel() * weight.element_size() for weight in model.parameters()) / 1e6
 
 
@@ -248,7 +266,11 @@ def quantize(model: Any) -> float:
 
 
 def load_shipped(form: str) -> tuple[Caption, float]:
-    """Load the shipped model as 8-bit graphs (``int8``), or in PyTorch (``float32``)."""
+    """Load the shipped model, as 8-bit graphs (``int8``) or in PyTorch (``float32``).
+
+    Returns:
+        A function that captions a photo, and the size of the weights in MB.
+    """
     import captioner
     from captioner.inference.find_model import find_model
     from captioner.inference.names import GRAPHS, WEIGHTS
@@ -264,6 +286,7 @@ def load_shipped(form: str) -> tuple[Caption, float]:
     size = sum((find_model("shipped") / name).stat().st_size for name in files) / 1e6
 
     def caption(path: Path) -> int:
+        """Caption a photo, and return the number of steps, or 0 for a caption that is too short."""
         # Ten words, or nine and the end of the caption.
         found = model.caption(path, beam_size=BEAMS, min_length=WORDS - 1, max_length=WORDS)
         return max(WORDS, len(found.words)) if len(found.words) >= WORDS - 1 else 0
@@ -290,6 +313,7 @@ def installed(names: Sequence[str]) -> float:
 
 
 def _required(package: metadata.Distribution) -> Iterator[str]:
+    """Yield the names of the packages that a package needs on this platform, without extras."""
     from packaging.requirements import Requirement
 
     for line in package.requires or ():
@@ -299,12 +323,17 @@ def _required(package: metadata.Distribution) -> Iterator[str]:
 
 
 def _size(path: Path) -> int:
+    """Return the size of a file in bytes, or 0 for a file that is only for GPUs."""
     serves_gpus = any(part in path.name for part in CUDA)
     return 0 if serves_gpus or not path.is_file() else path.stat().st_size
 
 
 def main() -> None:
-    """Caption photos with one model and print the figures as JSON."""
+    """Caption photos with one model, and print the figures as JSON.
+
+    The arguments are the name of the model, its form, its folder and the photos. The first photo is
+    captioned before the measurement of the speed.
+    """
     name, form, folder, *photos = sys.argv[1:]
     caption, size = load_shipped(form) if name == "captioner" else load_peer(Path(folder), form)
     steps = [caption(Path(photos[0]))]

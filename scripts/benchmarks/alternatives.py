@@ -8,9 +8,9 @@ No weights are downloaded. The four models have their published sizes but random
 speed and memory do not depend on the values of the weights. Their captions mean nothing. Every
 model captions the same photos one by one, with three beams and exactly ten decoder steps.
 
-Each run has its own process. It starts when the machine is idle, or after --patience seconds.
-Start-up and speed are measured in processor time. Figures are medians over the rounds. With
---runtime, captioner's 8-bit model runs in an environment without torch.
+Each measurement runs in a new process. The process starts when the machine is idle, or after
+--patience seconds. Start-up and speed are measured in processor time. The table shows medians over
+the rounds. With --runtime, captioner's 8-bit model runs in an environment without torch.
 
 If optimum is installed, ViT-GPT2 is also measured as ONNX graphs. optimum needs an older version of
 transformers, in which GIT encodes the photo again at every word. So measure the ONNX graphs in a
@@ -37,8 +37,9 @@ from measuring import print_table
 from captioner.data.folders import find_images
 
 CHILD = Path(__file__).with_name("alternative_models.py")
+"""Script that measures one model."""
 IDLE = 0.2
-"""Processor cores in use up to which the machine counts as idle."""
+"""The machine counts as idle if other programs use fewer processor cores than this."""
 
 
 def main() -> None:
@@ -51,7 +52,7 @@ def main() -> None:
         default=9,
         help="number of photos; the first photo is used only to measure the start-up time",
     )
-    given.add_argument("--rounds", type=int, default=3)
+    given.add_argument("--rounds", type=int, default=3, help="number of measurements of each model")
     given.add_argument(
         "--only", nargs="+", default=["captioner", *PEERS], help="measure only these models"
     )
@@ -121,7 +122,18 @@ def prepare(names: list[str], work: Path, tiny: bool) -> dict[tuple[str, str], P
 
 
 def measured(python: str, name: str, form: str, folder: Path, photos: list[Path]) -> dict[str, Any]:
-    """Run a model in a new process, and return the measured figures."""
+    """Run a model in a new process, and return the measured figures by name.
+
+    Args:
+        python: The Python program that runs the process.
+        name: Name of the model.
+        form: Form of the model, such as int8 (see `prepare`).
+        folder: Folder of the model.
+        photos: The photos. The first is used only for the start-up.
+
+    Raises:
+        ValueError: A caption did not have `WORDS` decoder steps.
+    """
     unwanted = () if python == sys.executable else ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
     environment = {key: value for key, value in os.environ.items() if key not in unwanted}
     environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
@@ -137,7 +149,7 @@ def measured(python: str, name: str, form: str, folder: Path, photos: list[Path]
 
 
 def row(rounds: list[dict[str, Any]]) -> dict[str, float | str | None]:
-    """Return the median of each column over the rounds."""
+    """Return a row of the table, with the median of each figure over the rounds."""
     middle = {key: median(one[key] for one in rounds) for key in rounds[0] if key != "steps"}
     return {
         "model (MB)": middle["size"],
@@ -149,7 +161,11 @@ def row(rounds: list[dict[str, Any]]) -> dict[str, float | str | None]:
 
 
 def wait_until_idle(patience: float) -> float:
-    """Wait until other programs use less than `IDLE` cores, and return the number in use."""
+    """Wait until other programs use fewer than `IDLE` cores, but at most ``patience`` seconds.
+
+    Returns:
+        The number of cores in use at the end.
+    """
     until = time.monotonic() + patience
     while True:
         before = busy_seconds()

@@ -1,15 +1,15 @@
-"""Compare models in PyTorch, as ONNX graphs and in 8 bits: size, start-up, memory and speed.
+"""Compare the size, start-up, memory and speed of models in PyTorch, as ONNX graphs and in 8 bits.
 
     python scripts/benchmarks/captioning.py shipped:fp32 shipped:bf16 small shipped \
         --photos photos/ [--count 64] [--runtime small-venv/bin/python]
 
-In every round, each model captions the same files. It also encodes the same prepared batches, which
-shows the upper limit of its speed. The speed ratio compares a model with the first model. It is a
-median over the rounds.
+In every round, each model captions the same files. It also runs only its encoder on the same
+prepared batches, which shows the upper limit of its speed. The speed ratio compares a model with
+the first model. It is a median over the rounds.
 
-To measure start-up and peak memory, each model captions one photo in a new process. For the last
-column, a new process captions all photos. With --runtime, exported models start in an environment
-without torch.
+To measure start-up and peak memory, each model captions one photo in a new process. For the column
+"peak, N photos", a new process captions all photos. With --runtime, exported models start in an
+environment without torch.
 """
 
 from __future__ import annotations
@@ -45,15 +45,21 @@ code = main(["caption", *sys.argv[3:], "--model", sys.argv[1], "--precision", sy
 print(*(line for line in open("/proc/self/status") if line.startswith("VmHWM")))
 sys.exit(code)
 """
+"""Program that captions photos in a new process, and prints the peak memory of the process."""
 STARTS = 3
-"""Number of cold starts of each model, after one that fills the system's file cache."""
+"""Number of measured starts of each model, after a start that fills the system's file cache."""
 BATCH = 32
+"""Number of photos in a batch."""
 
 
 def main() -> None:
     """Measure the models, and print a row for each model."""
     given = parser(__doc__)
-    given.add_argument("models", nargs="+", help="exported folders, MODEL:fp32 or MODEL:bf16")
+    given.add_argument(
+        "models",
+        nargs="+",
+        help="exported model folders, or MODEL:fp32 and MODEL:bf16 for a model in PyTorch",
+    )
     given.add_argument("--photos", required=True, help="folder with the photos")
     given.add_argument("--count", type=int, default=64, help="number of photos to caption")
     given.add_argument(
@@ -100,7 +106,7 @@ def main() -> None:
 
 
 def parsed(name: str) -> tuple[str, Any]:
-    """Split a name such as ``shipped:fp32`` into model and precision (by default ``auto``)."""
+    """Split a name such as ``shipped:fp32`` into the model and the precision (default: auto)."""
     model, _, precision = name.rpartition(":")
     return (model, precision) if precision in ("fp32", "bf16") else (name, "auto")
 
@@ -126,11 +132,20 @@ def encode(model: Captioner, batches: Sequence[Sequence[Prepared]]) -> None:
 def cold_start(
     python: str, model: str, precision: str, processor_time: bool, photos: Sequence[Path]
 ) -> tuple[float, float]:
-    """Return the seconds and peak memory (MB) of a new process that captions photos."""
+    """Return the seconds and the peak memory (MB) of a new process that captions photos.
+
+    Args:
+        python: The Python program that runs the process.
+        model: The model folder.
+        precision: The precision of the model.
+        processor_time: Measure processor time instead of real time.
+        photos: The photos.
+    """
     unwanted = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE") if python != sys.executable else ()
     environment = {name: value for name, value in os.environ.items() if name not in unwanted}
 
     def now() -> float:
+        """Return the time in seconds, or the processor time of all child processes."""
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         return used.ru_utime + used.ru_stime if processor_time else time.monotonic()
 

@@ -1,8 +1,8 @@
 """Functions that the benchmarks share: paired rounds, ratios, peak memory and tables.
 
-In each round, all jobs run one after another in one process. The order rotates from round to round,
-so other programs on the machine affect all jobs equally. Ratios compare jobs in the same round, and
-medians are taken over the rounds.
+A job is a function to measure. In each round, all jobs run one after another in one process. The
+order rotates from round to round, so other programs on the machine affect all jobs equally. Ratios
+compare jobs in the same round, and medians are taken over the rounds.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from pathlib import Path
 from typing import Any
 
 Times = dict[str, list[float]]
-"""Seconds of each job in each round."""
+"""Seconds that each job took in each round, by the name of the job."""
 Rows = dict[str, dict[str, float | str | None]]
-"""A table: values by row and column."""
+"""A table: values by the name of their row, then by the name of their column."""
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """Return a parser for a benchmark, with the first line of its docstring as the description."""
+    """Return a parser with the options that benchmarks share.
+
+    ``description`` is the benchmark's docstring. The help shows its first line.
+    """
     made = argparse.ArgumentParser(description=description.splitlines()[0])
-    made.add_argument("--rounds", type=int, default=5)
+    made.add_argument("--rounds", type=int, default=5, help="number of measured rounds")
     made.add_argument(
         "--processor-time",
         action="store_true",
@@ -35,10 +38,10 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 
 def clock(options: argparse.Namespace) -> Callable[[], float]:
-    """Return the clock for `measure`.
+    """Return the clock for `measure`, a function that returns the time in seconds.
 
-    With ``--processor-time``, it counts processor time, which other programs affect less than real
-    time.
+    With ``--processor-time``, the clock counts the processor time of this process. Other programs
+    affect processor time less than real time.
     """
     return time.process_time if options.processor_time else time.perf_counter
 
@@ -53,7 +56,7 @@ def measure(
     """Run the jobs in rounds, and return their times.
 
     Args:
-        jobs: Functions by name.
+        jobs: The functions to measure, by name.
         rounds: Number of measured rounds. One warm-up round comes before them.
         clock: Function that returns the time in seconds.
         wait: Function to call after each job, which waits for the results of a device.
@@ -72,12 +75,15 @@ def measure(
 
 
 def ratios(times: Times, name: str, base: str) -> list[float]:
-    """Return the speed of a job relative to the job ``base``, for each round."""
+    """Return the speed of the job ``name`` relative to the job ``base``, for each round.
+
+    2 means that the job is twice as fast as ``base``.
+    """
     return [b / a for a, b in zip(times[name], times[base], strict=True)]
 
 
 def in_child(script: str, *arguments: object) -> Any:
-    """Run a script in a separate process, and return the JSON in the last line of its output."""
+    """Run a script in a separate process, and return the JSON value in its last line of output."""
     command = [sys.executable, script, *map(str, arguments)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
@@ -101,6 +107,7 @@ def print_table(first: str, rows: Rows) -> None:
 
 
 def _shown(value: float | str | None) -> str:
+    """Format a cell. Numbers have three significant digits or more. None becomes an empty cell."""
     if value is None or isinstance(value, str):
         return value or ""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -33,11 +33,12 @@ def sgrvinod_step(
 ) -> Callable[[], None]:
     """Return a function that runs a training step of sgrvinod's tutorial (``train.py``).
 
-    Its loader returns pairs of a photo and a caption, so each caption has its own features.
+    The tutorial loads pairs of a photo and a caption. A photo with R captions is therefore
+    processed R times, each time with its own copy of the features.
 
     Args:
         checkout: Folder of the repository.
-        sizes: Number of regions L, feature size D, size of the layers, vocabulary size V.
+        sizes: Number of regions L, feature size D, size of all layers, vocabulary size V.
         features: Features of the photos, (B, L, D).
         tokens: Start token, words, end token and padding, (B, R, T + 1).
     """
@@ -52,6 +53,7 @@ def sgrvinod_step(
     lengths = (captions != PAD).sum(dim=1, keepdim=True)
 
     def step() -> None:
+        """Run one step, including the accuracy and the loss that the tutorial records."""
         scores, ordered, decoded, alphas, _ = decoder(pairs, captions, lengths)
         scores = pack_padded_sequence(scores, decoded, batch_first=True).data
         targets = pack_padded_sequence(ordered[:, 1:], decoded, batch_first=True).data
@@ -93,6 +95,7 @@ def att2in2_step(
     everywhere = features.new_ones(features.shape[:2])
 
     def step() -> None:
+        """Run one step, including the loss that the program records."""
         optimizer.zero_grad()
         outputs = model(means, features, labels[..., :-1], everywhere)
         targets = labels[..., 1:].flatten(0, 1)[:, : outputs.shape[1]]
@@ -108,7 +111,10 @@ def att2in2_step(
 
 
 def _att_models(checkout: Path) -> types.ModuleType:
-    """Import ``captioning.models.AttModel`` without the other models, which need more packages."""
+    """Import ``captioning.models.AttModel`` without the other models, which need more packages.
+
+    Empty packages replace the program's packages, because importing those would import all models.
+    """
     for name in ("captioning", "captioning.models", "captioning.utils"):
         package = types.ModuleType(name)
         package.__path__ = [str(checkout / name.replace(".", "/"))]

@@ -1,4 +1,4 @@
-"""Measure time and peak memory of every stage that grows with the number of photos.
+"""Measure time and peak memory of each stage of training or evaluation that grows with the data.
 
     python scripts/benchmarks/scale.py [--photos 113287] [--stages NAME ...]
 
@@ -30,16 +30,27 @@ from captioner.text.tokenizer import caption_tokens
 LENGTHS = {7: 29, 8: 563, 9: 754, 10: 721, 11: 518, 12: 367, 13: 185, 14: 106, 15: 60, 16: 41,
            17: 33, 18: 10, 19: 12, 20: 5, 21: 7, 22: 6, 23: 3, 24: 3, 25: 4, 26: 1}  # fmt: skip
 
-CAPTIONS = 5  # per photo
-WORDS = 25_000  # as in COCO; frequencies follow Zipf's law
-FOLLOWERS = 300  # number of words that may follow a given word
+CAPTIONS = 5
+"""Number of captions per photo."""
+WORDS = 25_000
+"""Number of different words, as in COCO. Their frequencies follow Zipf's law."""
+FOLLOWERS = 300
+"""Number of words that may follow a given word."""
 
 
 def main() -> None:
     """Measure the stages and print a table."""
     given = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    given.add_argument("--photos", type=int, nargs="+", default=[113_287])
-    given.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))
+    given.add_argument(
+        "--photos", type=int, nargs="+", default=[113_287], help="numbers of photos to measure"
+    )
+    given.add_argument(
+        "--stages",
+        nargs="+",
+        choices=list(STAGES),
+        default=list(STAGES),
+        help="measure only these stages",
+    )
     given.add_argument(
         "--file", type=Path, help="run only the first stage of --stages, on this captions file"
     )
@@ -67,7 +78,7 @@ def read(path: Path) -> None:
 
 
 def vocabulary(path: Path) -> None:
-    """Tokenize captions, count words and turn the captions into word numbers."""
+    """Tokenize captions, build the vocabulary, and convert the captions to token ids."""
     from captioner.options import DataConfig
     from captioner.training.data import encode_captions, new_vocabulary
 
@@ -77,7 +88,7 @@ def vocabulary(path: Path) -> None:
 
 
 def frequencies(path: Path) -> None:
-    """Count document frequencies, and encode them in the form in which a model stores them."""
+    """Count document frequencies for CIDEr, and encode them as they are stored with a model."""
     from captioner.evaluation.references import count_frequencies
 
     references = {photo.image_id: photo.captions for photo in read_dataset([path], None)}
@@ -95,14 +106,14 @@ def rewards(path: Path) -> None:
 
 
 def evaluate(path: Path) -> None:
-    """Score captions for a third of the photos, with confidence intervals."""
+    """Score made-up captions for a third of the photos, with confidence intervals."""
     texts = captions(len(read_dataset([path], None)), seed=1)
     results = dict(enumerate(itertools.islice(texts, 0, None, 3 * CAPTIONS), 1))
     captioner.evaluate(annotations=path, results=results, progress=False)
 
 
 def captions(photos: int, seed: int = 0) -> Iterator[str]:
-    """Yield ``CAPTIONS`` captions for each photo, photo by photo."""
+    """Yield ``CAPTIONS`` made-up captions for each photo, photo by photo."""
     generator = np.random.default_rng(seed)
     names = ["".join(letters) for letters in itertools.product("bdfgklmn", "aeiou", repeat=3)]
     names = [f"{name}{'s' if n >= len(names) // 2 else ''}" for n, name in enumerate(names)][:WORDS]
@@ -122,7 +133,7 @@ def captions(photos: int, seed: int = 0) -> Iterator[str]:
 
 
 def write_annotations(path: Path, photos: int) -> None:
-    """Write a COCO captions file."""
+    """Write a COCO captions file with made-up captions of this number of photos."""
     images = [{"id": n, "file_name": f"{n:012}.jpg"} for n in range(1, photos + 1)]
     annotations = [
         {"id": n, "image_id": 1 + n // CAPTIONS, "caption": text}
@@ -139,6 +150,7 @@ STAGES = {
     "rewards": rewards,
     "evaluate": evaluate,
 }
+"""Functions that run a stage on a COCO captions file, by the name of the stage."""
 
 if __name__ == "__main__":
     main()

@@ -4,7 +4,7 @@
 
 The script starts `captioner serve`, restarts it with SIGTERM halfway, and checks that
 
-- every request is answered with a status that its kind allows;
+- every request is answered with a status that is allowed for its kind;
 - every valid photo gets its own caption;
 - every photo that was accepted before SIGTERM gets its caption;
 - every response in the server's log reaches its client;
@@ -53,31 +53,48 @@ from PIL import Image
 from captioner.drawing.picture_files import encoded
 
 MAX_BYTES = 200_000
-TIMEOUT = 10  # --timeout of the server, in seconds
-PATIENCE = 120  # seconds that a client waits for a response
+"""Largest size of an upload that the server accepts (--max-bytes)."""
+TIMEOUT = 10
+"""Seconds after which the server gives up on a slow request (--timeout)."""
+PATIENCE = 120
+"""Seconds that a client waits for a response."""
 BUSY = {429, 503}
-CLOSING = "shutting down"  # part of the error message after SIGTERM
+"""Statuses with which a busy server may always reject a request."""
+CLOSING = "shutting down"
+"""Part of the error message after SIGTERM."""
 VALID = "valid"
+"""The kind of request that uploads a valid photo."""
 CLIENTS = 100
-SAMPLES = 12  # measurements of memory and descriptors; the restart is after half of them
-GROWTH = 1.1  # maximum factor by which memory may grow before the restart, and after it
-MEMORY = 2000_000_000 >> 20  # maximum MiB of the server under attack
-ORDINARY = 2.0  # seconds within which 99 of 100 ordinary requests must be answered under attack
-WARM_UP = 20  # seconds of attack before ordinary clients start, to load torch and matplotlib
-ATTACKING = [f"127.0.1.{number}" for number in range(1, 9)]  # addresses of the attackers
+"""Number of clients, without attackers."""
+SAMPLES = 12
+"""Number of measurements of memory and descriptors. The restart is after half of them."""
+GROWTH = 1.1
+"""Maximum factor by which memory may grow before the restart, and again after it."""
+MEMORY = 2000_000_000 >> 20
+"""Maximum memory of the server under attack (MiB)."""
+ORDINARY = 2.0
+"""Seconds within which 99 of 100 ordinary requests must be answered under attack."""
+WARM_UP = 20
+"""Seconds of attack before ordinary clients start. In this time, the server loads torch and
+matplotlib."""
+ATTACKING = [f"127.0.1.{number}" for number in range(1, 9)]
+"""Addresses of the attackers."""
 
 
 class Request(NamedTuple):
     """A request that a client sends over a new connection."""
 
     kind: str
+    """Name of the kind in the results, such as ``corrupt``."""
     allowed: set[int]
     """Statuses that are allowed in addition to `BUSY`. 0: the connection was closed without a
     response."""
     parts: Sequence[bytes]
+    """The bytes to send, in parts that are sent one after another."""
     photos: Sequence[int | None] = ()
     """Numbers of the photos in the request, with None in place of each broken photo."""
     id: str = ""
+    """Id by which the response is found in the server's log, or empty if it is not checked."""
     pause: float = 0.0
     """Seconds between the parts of the request."""
     leaves: bool = False
@@ -102,10 +119,17 @@ def photo(number: int) -> bytes:
 
 
 PHOTOS = [photo(number) for number in range(1, 8)]
+"""Valid photos. Their captions should differ, so that a mix-up is noticed."""
 
 
 def upload(path: str, headers: dict[str, str] | None = None, **content: Any) -> list[bytes]:
-    """Return the head and body of a POST request. ``content`` is passed to httpx."""
+    """Return the head and the body of a POST request, as bytes.
+
+    Args:
+        path: Path of the endpoint below ``/v1/``.
+        headers: Headers of the request.
+        **content: Arguments of ``httpx.Request`` that make the body, such as ``json``.
+    """
     request = httpx.Request("POST", f"http://localhost/v1/{path}", headers=headers, **content)
     lines = [b"POST %s HTTP/1.1" % request.url.raw_path]
     lines += [b"%s: %s" % header for header in request.headers.raw]
@@ -113,7 +137,10 @@ def upload(path: str, headers: dict[str, str] | None = None, **content: Any) -> 
 
 
 def upload_photo(chance: random.Random, file: bytes, request_id: str = "") -> list[bytes]:
-    """Return a request with a photo, in one of the formats that the server accepts."""
+    """Return a request with a photo, in a random format that the server accepts.
+
+    The formats are the file itself, a form, and JSON with Base64.
+    """
     text = base64.b64encode(file).decode()
     forms = [{"content": file}, {"files": {"image": file}}, {"json": {"image": text}}]
     return upload("captions", {"X-Request-Id": request_id}, **chance.choice(forms))
@@ -129,7 +156,7 @@ KINDS = {
 
 
 def request_of(kind: str, chance: random.Random) -> Request:
-    """Return a random request of a kind."""
+    """Return a random request of this kind (see `KINDS`)."""
     one, two = chance.choices(range(len(PHOTOS)), k=2)
     file, id_ = PHOTOS[one], secrets.token_hex(8)
     head, body = upload("captions", content=file)
@@ -162,7 +189,7 @@ def mixed(chance: random.Random) -> Request:
 
 
 def scans(repeats: int) -> bytes:
-    """Return a progressive JPEG with its last scan repeated."""
+    """Return a progressive JPEG with its last scan repeated, which takes long to decode."""
     image = Image.new("RGB", (4000, 3000), (9, 99, 9))
     data = encoded(image, "JPEG", progressive=True, quality=30)
     start = data.rindex(b"\xff\xda")
@@ -176,6 +203,7 @@ def bombs() -> list[bytes]:
     return [scans(2000), scans(90), *(encoded(Image.new("L", size), "PNG") for size in sizes)]
 
 
+# Requests for the slowest searches and maps that the server allows, or that it rejects as too slow.
 COSTLY = [
     "captions?beam_size=20&num_captions=20&max_length=50&min_length=49&attention=true&method=occlusion",
     "captions?beam_size=4&num_captions=4&max_length=50&min_length=49&attention=true&method=occlusion",
@@ -197,11 +225,12 @@ BODIES = {  # JSON bodies: beginning, repeated part, end
     "photos": (b'{"images":["', b"A" * (39 << 20) + b'","', b'"]}'),
 }
 PATHS = ("/v1/batch", "/v1/captions", "/api/generate", "/api/chat", "/v1/chat/completions")
+"""Endpoints that accept JSON."""
 
 
 @cache
 def repeated(name: str) -> bytes:
-    """Return about a megabyte of the pattern that a JSON body repeats."""
+    """Return about a megabyte of the repeated part of a JSON body (see `BODIES`)."""
     part = BODIES[name][1]
     return part * max(1, 1_000_000 // len(part))
 
@@ -238,6 +267,11 @@ def attack(chance: random.Random) -> Request:
 def send(port: int, request: Request, address: str) -> Response:
     """Send a request part by part over a new connection, until the response arrives.
 
+    Args:
+        port: Port of the server.
+        request: The request.
+        address: Address of the client.
+
     Raises:
         TimeoutError: No response arrived within `PATIENCE` seconds.
     """
@@ -262,11 +296,14 @@ class Soak:
     def __init__(self, port: int, seconds: float) -> None:
         self.port = port
         self.end = time.monotonic() + seconds
+        """Time at which the clients stop."""
         self.lock = Lock()
         self.captions: dict[int, str] = {}
+        """The first caption of each photo, by the photo's number."""
         self.counts: Counter[tuple[str, str]] = Counter()
         """Number of responses by kind of request and status."""
         self.wrong: Counter[str] = Counter()
+        """Number of times that each problem was found."""
         self.waited: list[float] = []
         """Duration of each valid request in seconds."""
         self.received: dict[str, Response] = {}
@@ -327,7 +364,12 @@ class Soak:
                 self.wrong[f"{kind}: a photo with status {result['status']}"] += 1
 
     def check_log(self, lines: list[dict[str, Any]], stopped: datetime) -> None:
-        """Compare the server's log and the time of SIGTERM with the received responses."""
+        """Compare the server's log with the received responses.
+
+        Args:
+            lines: The lines of the log.
+            stopped: Time of SIGTERM. Requests that were accepted before it must not be rejected.
+        """
         for line in lines:
             response = self.received.get(line.get("id", ""))
             if response is None:
@@ -338,7 +380,7 @@ class Soak:
                 both = f"status {line['status']} in the log, {response.status} received"
                 self.wrong[f"valid: {both}"] += 1
             if begin < stopped < end and CLOSING in response.body and line["status"] != 429:
-                self.wrong["a photo that was accepted before SIGTERM was refused after it"] += 1
+                self.wrong["a photo that was accepted before SIGTERM was rejected after it"] += 1
 
 
 # --- the server ----------------------------------------------------------------------------------
@@ -411,7 +453,7 @@ def soak_and_restart(soak: Soak, server: Server, seconds: float) -> datetime:
 
 
 def check_ordinary(soak: Soak) -> None:
-    """Print how long ordinary clients waited under attack."""
+    """Print how long ordinary clients waited under attack, and check that it is short enough."""
     half, most, slowest = np.percentile(soak.waited, (50, 99, 100))
     print(
         f"{len(soak.waited)} ordinary requests: median {half:.2f} s, 99% within {most:.2f} s, "
@@ -419,15 +461,17 @@ def check_ordinary(soak: Soak) -> None:
     )
     if most > ORDINARY:
         soak.wrong[f"1 of 100 ordinary requests took more than {most:.2f} s"] += 1
-    if refused := len(soak.waited) - soak.counts[VALID, "200"]:
-        soak.wrong[f"{refused} ordinary requests were refused"] += 1
+    if rejected := len(soak.waited) - soak.counts[VALID, "200"]:
+        soak.wrong[f"{rejected} ordinary requests were rejected"] += 1
 
 
 def main() -> None:
     """Stress the server, print the results, and exit with code 1 if a check fails."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seconds", type=float, default=900)
-    parser.add_argument("--attackers", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=900, help="duration of the test")
+    parser.add_argument(
+        "--attackers", type=int, default=0, help="number of clients that try to block the server"
+    )
     parser.add_argument("--model", default="shipped", help="model folder")
     options = parser.parse_args()
     attackers = options.attackers

@@ -3,9 +3,9 @@
     python scripts/benchmarks/training_step.py [--sizes 196 2048 512 9490] [--photos 32]
         [--captions 5] [--projection] [--sgrvinod FOLDER] [--att2in2 FOLDER]
 
-A step starts from stored features (the encoder is frozen) and ends with an optimizer step. The
-lengths of the captions are taken from 3,431 captions in COCO train2017. Batches group captions by
-length, as in training.
+A step starts from stored features, because the encoder is frozen, and ends with an optimizer step.
+The captions consist of random words. Their lengths are taken from 3,431 captions in COCO train2017.
+Batches group captions by length, as in training.
 
 To measure the published programs too, pass checkouts of their code with ``--sgrvinod`` and
 ``--att2in2`` (see peers.py). All programs get the same features and captions, and use a dropout of
@@ -37,9 +37,11 @@ from captioner.options import DecoderConfig, TrainingConfig
 from captioner.text.vocabulary import END, PAD, START
 
 PENALTY = 0.02
+"""Weight of the attention penalty in captioner's loss."""
 PEERS = {"sgrvinod": sgrvinod_step, "att2in2": att2in2_step}
+"""Functions that prepare a training step of a published program, by name."""
 BUCKET = 64
-"""Number of batches that are sorted by caption length together, as by ``data.bucket_batches``."""
+"""Number of batches within which captions are sorted by length (see ``data.bucket_batches``)."""
 
 
 def main() -> None:
@@ -52,9 +54,14 @@ def main() -> None:
         default=[196, 2048, 512, 9490],
         help="number of regions, size of features, size of layers, number of words",
     )
-    given.add_argument("--photos", type=int, default=32)
-    given.add_argument("--captions", type=int, default=5)
-    given.add_argument("--precision", choices=get_args(Precision)[1:], nargs="+")
+    given.add_argument("--photos", type=int, default=32, help="number of photos per batch")
+    given.add_argument("--captions", type=int, default=5, help="number of captions per photo")
+    given.add_argument(
+        "--precision",
+        choices=get_args(Precision)[1:],
+        nargs="+",
+        help="precisions of captioner (default: fp32, and the precision that captioner chooses)",
+    )
     given.add_argument(
         "--projection", action="store_true", help="also measure captioner with projected features"
     )
@@ -100,7 +107,11 @@ def main() -> None:
 
 
 def captions(options: argparse.Namespace) -> Tensor:
-    """Return a batch of captions, (B, R, T + 1), with random words and COCO's caption lengths."""
+    """Return a batch of captions, (B, R, T + 1), with random words and COCO's caption lengths.
+
+    Of `BUCKET` batches that are grouped by length, the batch with the median number of words is
+    returned.
+    """
     generator = torch.Generator().manual_seed(0)
     shape = (BUCKET * options.photos, options.captions)
     pool = torch.tensor([n for n, count in LENGTHS.items() for _ in range(count)])
@@ -118,7 +129,13 @@ def captions(options: argparse.Namespace) -> Tensor:
 
 
 def make_job(name: str, options: argparse.Namespace, device: torch.device) -> Callable[[], None]:
-    """Return a function that runs a whole training step of one program."""
+    """Return a function that runs a whole training step of one program.
+
+    Args:
+        name: Name of a peer, or a precision of captioner such as ``fp32`` or ``fp32 projected``.
+        options: The arguments of the script.
+        device: The device that runs the step.
+    """
     torch.manual_seed(0)
     regions, size, layers, words = options.sizes
     precision = name.partition(" ")[0]

@@ -7,7 +7,7 @@
 All mechanisms are trained for the same number of epochs with the same seed. ``--data`` is a folder
 written by ``captioner prepare dataset``. The encoder is frozen, so ``captioner prepare features``
 computes its features once. For each row of the table, a ``captioner train`` run follows in --work.
-If the command is interrupted, run it again. It keeps finished runs and resumes an unfinished run.
+If the script is interrupted, run it again. It keeps finished runs and resumes an unfinished run.
 
 Scores and maps come from the best epoch of each run (``best/`` in its run folder). The script
 prints the table for docs/attention.md, and writes the figure attention_compared.jpg to --out.
@@ -43,7 +43,8 @@ from captioner.text.vocabulary import END
 from captioner.training.run_folder import read_rows
 
 SECOND_SEED = "additive_seed1"
-"""The first row with a second seed, to measure how much scores vary between seeds."""
+"""Name of a row that repeats the first row with a different seed. The difference between the two
+rows shows how much scores vary by chance."""
 
 MECHANISMS: dict[str, str] = {
     "additive": "",
@@ -66,7 +67,7 @@ MECHANISMS: dict[str, str] = {
     "fixed_at_start": "decoder.attention=fixed_at_start",
     SECOND_SEED: "training.seed=1",
 }
-"""Options in which each row differs from the first row."""
+"""The rows of the table by name, with the options in which a row differs from the first row."""
 
 PHOTO = Path(__file__).parents[2] / "assets/examples/astronaut.jpg"
 WORDS = "a woman in an orange suit smiles in front of a flag"
@@ -102,8 +103,14 @@ def main() -> None:
     parser.add_argument("--images", required=True, help="folder with the photos")
     parser.add_argument("--work", type=Path, required=True, help="folder for features and runs")
     parser.add_argument("--out", type=Path, required=True, help="write the figure to this folder")
-    parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--only", nargs="*", choices=MECHANISMS, default=list(MECHANISMS))
+    parser.add_argument("--epochs", type=int, default=6, help="number of epochs of each run")
+    parser.add_argument(
+        "--only",
+        nargs="*",
+        choices=MECHANISMS,
+        default=list(MECHANISMS),
+        help="train and compare only these rows",
+    )
     parser.add_argument(
         "--row",
         nargs=2,
@@ -157,6 +164,15 @@ def map_statistics(
 
     Maps are computed for the first reference of each photo. All mechanisms are measured on these
     words, because their own captions differ.
+
+    Args:
+        captioner: The model with the decoder.
+        images: Photos with reference captions.
+        features: Features of the photos.
+
+    Returns:
+        The numbers of ``parameters`` and ``attention_parameters``, the mean ``entropy`` of the maps
+        and the entropy of a uniform map, ``even_entropy`` (nats), and the mean ``movement``.
     """
     device = captioner.device
     decoder = captioner.stored.model.decoder.to(device).eval()
@@ -188,7 +204,7 @@ def map_statistics(
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Return the comparison as a Markdown table."""
+    """Return the comparison as a Markdown table, with one line for each mechanism in ``rows``."""
     even = rows[0]["even_entropy"]
     lines = [
         "| mechanism | CIDEr | BLEU-4 | decoder parameters (millions) "
@@ -206,7 +222,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def draw(models: dict[str, Captioner], path: Path) -> None:
-    """Draw the maps of all mechanisms for one photo and caption, one row each."""
+    """Draw the maps of all mechanisms for `PHOTO` and `WORDS`, one row per mechanism."""
     from matplotlib import pyplot as plt
 
     photo = open_image(PHOTO)

@@ -1,15 +1,15 @@
-"""Score captioning models from the Hugging Face hub and the shipped model on the same photos.
+"""Score the shipped model and captioning models from the Hugging Face hub on the same photos.
 
     pip install transformers '.[torch]'
     python scripts/studies/hub_captioners.py --annotations captions_val.json --images photos/ \
         --out peers [--style coco] [--model Salesforce/blip-image-captioning-base ...]
 
-A model is a folder or a name on the hub. transformers must be able to load the model as
+A model is a folder or a name on the hub. transformers must be able to load the model for the task
 image-text-to-text. The model must also work without a prompt, as BLIP, GIT and ViT-GPT2 do. The
 captions by each model are written to a COCO results file in --out. If the command is repeated,
 existing files are reused. ``captioner.evaluate`` scores the captions, and the script prints a
-Markdown table with a row per model. To compare two results files photo by photo, run ``captioner
-evaluate --results A --compare B``.
+Markdown table with a row per model. To test whether two systems differ significantly, run
+``captioner evaluate --results A --compare B`` on their results files.
 
 Read the models' cards before you compare them. Many models were trained on Karpathy's split of
 COCO. Its training photos include 30,504 photos from val2014.
@@ -43,11 +43,14 @@ METRICS = ("Bleu_1", "Bleu_4", "ROUGE_L", "CIDEr")
 BATCH = 16
 
 Write = Callable[[Sequence[Image.Image]], list[str]]
-"""A function that writes a caption for each photo."""
+"""A function that returns a caption for each photo of a batch."""
 
 
 def ours(style: str | None) -> Write:
-    """Return a function that captions photos with the shipped model in float32."""
+    """Return a function that captions photos with the shipped model in float32.
+
+    ``style`` is the style of the captions, or None for the default style.
+    """
     model = captioner.load(precision="fp32")
     search = {} if style is None else {"style": style}
     return lambda photos: [caption.text for caption in model.caption(list(photos), **search)]
@@ -65,6 +68,7 @@ def peer(name: str) -> Write:
     model = AutoModelForImageTextToText.from_pretrained(name).to(device).eval()
 
     def write(photos: Sequence[Image.Image]) -> list[str]:
+        """Caption a batch of photos with at most 30 tokens each."""
         pixels = processor(images=list(photos), return_tensors="pt").pixel_values.to(device)
         with torch.inference_mode():
             tokens = model.generate(pixel_values=pixels, num_beams=3, max_new_tokens=30)

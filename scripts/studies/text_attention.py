@@ -10,6 +10,8 @@ every step. Numbers for testing are not used for training.
 
 The script prints the accuracy by input length, and writes two figures to --out. text_accuracy.png
 shows the accuracy, and text_alignment.png shows the attention of the first model for each digit.
+
+Notation: B numbers, L source words of the longest number, T steps (its digits and the end token).
 """
 
 from __future__ import annotations
@@ -48,10 +50,15 @@ SCALES = [
 ]
 # fmt: on
 MOST_DIGITS = 3 * (len(SCALES) + 1)
-MOST_WORDS = 4 * (len(SCALES) + 1) + len(SCALES)  # e.g. three hundred forty five, and a scale
+"""Maximum number of digits of a number. Each scale adds three digits."""
+MOST_WORDS = 4 * (len(SCALES) + 1) + len(SCALES)
+"""Maximum number of words of a number. Three digits need at most four words ("three hundred forty
+five") and the word for their scale ("thousand")."""
 BATCH = 64
-BIN = 5  # source words per point of the figure
-TESTS = 3000  # test examples
+BIN = 5
+"""Range of input lengths, in words, that a point of the figure covers."""
+TESTS = 3000
+"""Number of test examples."""
 SOURCE = Vocabulary([*ONES, *TENS, "hundred", *SCALES])
 TARGET = Vocabulary(list("0123456789"))
 
@@ -84,7 +91,13 @@ def random_number(generator: random.Random, *, test: bool) -> int:
 
 
 def batch_of(numbers: list[int]) -> tuple[Tensor, Tensor]:
-    """Return the source tokens, (B, L), and target tokens, (B, 1, T + 1), of numbers."""
+    """Return numbers as tokens.
+
+    Returns:
+        The words of each number, padded, (B, L).
+        The start token, the digits and the end token of each number, padded, (B, 1, T + 1). The
+        second dimension is the number of captions per photo, here always 1.
+    """
     sources = [torch.tensor(SOURCE.encode(spell(number))) for number in numbers]
     targets = [torch.tensor([START, *TARGET.encode(str(number)), END]) for number in numbers]
     padded = [pad_sequence(rows, True, PAD) for rows in (sources, targets)]
@@ -95,6 +108,9 @@ class TextModel(nn.Module):
     """A translation model: a bidirectional LSTM and captioner's decoder, with words as regions.
 
         a_i = [forward h_i; backward h_i],   summary = [forward h_L; backward h_1]
+
+    The features a_i of source word i join the states h_i of both directions of the LSTM. The
+    summary joins the last state of each direction. It takes the place of a photo's mean feature.
 
     Source: Bahdanau et al. 2015 (arXiv:1409.0473), section 3.2. Deviation: LSTMs instead of GRUs.
     """
@@ -110,7 +126,7 @@ class TextModel(nn.Module):
         self.decoder = build_decoder(config, 2 * 64, len(TARGET), MOST_WORDS)
 
     def memory(self, source: Tensor) -> Memory:
-        """Encode the source tokens, (B, L), for the decoder."""
+        """Encode the source tokens, (B, L), and return the decoder's inputs for them."""
         mask = source != PAD
         packed = pack_padded_sequence(
             self.embedding(source), mask.sum(dim=1).cpu(), batch_first=True, enforce_sorted=False
@@ -122,7 +138,10 @@ class TextModel(nn.Module):
 
 
 def train(attention: str, steps: int) -> TextModel:
-    """Train a model with this kind of attention on random numbers."""
+    """Train a model on random numbers, and return it.
+
+    ``attention`` is a value of ``decoder.attention``. ``fixed`` is the single summary vector.
+    """
     model = TextModel(attention).train()
     config = TrainingConfig(lr=2e-3, attention_penalty=0.0, clip_norm=1.0, warmup_steps=100)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=config.weight_decay)
@@ -142,7 +161,7 @@ def train(attention: str, steps: int) -> TextModel:
 
 @torch.inference_mode()
 def read(model: TextModel, numbers: list[int]) -> list[Hypothesis]:
-    """Decode the words of the numbers by greedy search."""
+    """Translate numbers from words to digits by greedy search."""
     options = SearchOptions(beam_size=1, max_length=MOST_DIGITS + 2)
     found = []
     for at in range(0, len(numbers), 100):
@@ -156,7 +175,9 @@ def main() -> None:
     """Train both models, then evaluate and plot them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="write the figures to this folder")
-    parser.add_argument("--steps", type=int, default=2500)
+    parser.add_argument(
+        "--steps", type=int, default=2500, help="number of training steps of each model"
+    )
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     generator = random.Random(1)
