@@ -1,4 +1,5 @@
-"""An HTTP server with a web page for captioning, and a static site with the same page.
+"""The HTTP server with its web page, and the static site that shows the same page.
 
-`app` describes the path of a request. Photos and words are never written to disk or logged.
+Read `app` first, which lists the modules that a request passes through. Photos and words are never
+written to disk or logged.
 """

@@ -5,7 +5,7 @@ A request with a photo passes through these modules in turn:
     app        the route, with an API key and a rate limit as its dependencies
     service    `Service.caption`: a place in the queue, deadlines, decoding, captioning
     requests   the options and the photo, read from the query and the body
-    lanes      a turn among the clients, and a batch for the model
+    lanes      the wait for the client's turn, then a batch for the model
     app        the response, rendered from the captions
 
 An exception in any of these modules becomes a response in `request_errors`. Two modules wrap the
@@ -44,7 +44,7 @@ from captioner.serving.requests import JSON, query_model, read_query
 from captioner.serving.service import Decoded, Render, Service
 from captioner.version import __version__
 
-DESCRIPTION = """Captions photos and returns where the model looked for every word.
+DESCRIPTION = """This API captions photos and returns where the model looked for each word.
 
 There are three ways to send a photo, distinguished by the Content-Type:
 
@@ -55,8 +55,9 @@ There are three ways to send a photo, distinguished by the Content-Type:
 Options are query parameters, or fields of the form or of the JSON object. Errors are JSON,
 `{"error": "..."}`, with one line: the problem, the allowed values, and a remedy."""
 
+# Headers that proxies add to requests.
 _FORWARDED = frozenset({"forwarded", "via", "x-forwarded-for", "x-real-ip"})
-MAX_FIGURE = 24_000_000  # pixels of a figure, each of 30 bytes while it is drawn
+MAX_FIGURE = 24_000_000  # most pixels of a figure; drawing needs 30 bytes of memory per pixel
 
 
 # --- endpoints that take a photo -----------------------------------------------------------------
@@ -73,7 +74,8 @@ class Endpoint(NamedTuple):
     named ``words``, clients can pass their own caption. If a field is named ``panel_size``, the
     response is a picture."""
     policy: str | None
-    """Content-Security-Policy of the response, for when it is opened in a browser."""
+    """Header Content-Security-Policy of the response, or None for the default policy of the server.
+    It applies if a browser opens the response as a page."""
     render: Render
 
 
@@ -97,7 +99,7 @@ def endpoint(
 
 @endpoint("/v1/captions", "Caption a photo", JSON, ResponseOptions)
 def captions(photo: Decoded, found: Sequence[Caption], options: Any, **head: Any) -> bytes:
-    """Render captions as JSON, after the fields of ``head``."""
+    """Render captions as JSON. The fields in ``head`` come first."""
     how = {"attention": options.attention, "min_confidence": options.min_confidence}
     width, height = photo.size
     captions = [caption.to_dict(**how) for caption in found]
@@ -223,8 +225,9 @@ def create_app(
     for kind in (RequestError, ConfigError, ImageError, HTTPException):
         app.add_exception_handler(kind, _refuse)
 
-    # Middleware from the innermost to the outermost. Pages of allowed origins can read all errors
-    # except errors of the outer checks.
+    # Middleware, from the innermost to the outermost. AccessLog runs the host and origin checks
+    # outside the CORS middleware, so web pages from allowed origins cannot read errors of these
+    # checks.
     versions = {"X-Captioner-Model": model_name, "X-Captioner-Version": __version__}
     if options.allow_origin:
         app.add_middleware(
@@ -338,8 +341,8 @@ def _add_probes(app: FastAPI, service: Service, model_name: str) -> None:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    """Return an error as one line of JSON."""
+    """Return an error as one line of JSON, or redirect from the proxy's prefix to the page."""
     prefix = request.scope.get("root_path")
     if isinstance(error, HTTPException) and prefix == request.scope["path"] and prefix:
-        return RedirectResponse(f"{prefix}/", 308)  # the page's links are relative to it
+        return RedirectResponse(f"{prefix}/", 308)  # the page's links need the slash at the end
     return error_response(error, request.scope)

@@ -1,9 +1,12 @@
-"""The endpoint that captions many photos per request, with results in order, each with a status.
+"""The endpoint ``/v1/batch``, which captions many photos per request.
 
-    reading    one photo at a time; it is decoded before the next one is read
-    captions   in batches with other requests; all bulk requests together wait for at most one
-               batch, so that a single photo never queues behind thousands
-    results    one JSON document, or a line per photo as soon as it is ready (NDJSON)
+The results have the order of the photos, and each result has its own status.
+
+    reading    one photo at a time; a photo is decoded before the next photo is read
+    captions   in batches of the model, together with photos of other requests; all requests to
+               this endpoint together may queue at most one such batch, so a single photo never
+               waits for thousands
+    results    one JSON document, or one line per photo as soon as it is captioned (NDJSON)
 
 Memory use does not depend on the number of photos. A request keeps one encoded photo in memory, and
 stops reading photos until its client has read the earlier results. If the client disconnects, the
@@ -55,9 +58,9 @@ class BulkResponse(Response):
         self._by: str = request.state.client
         self._lines = "ndjson" in request.headers.get("accept", "").lower()
         self._hold = HOLD in request.headers
-        self._options: Any = None  # with those of the body
+        self._options: Any = None  # options of the query and the body
         self._started = False
-        self._received = received = asyncio.Event()  # the whole body
+        self._received = received = asyncio.Event()  # set after the whole body
 
         async def receive() -> Message:
             message = await request.receive()
@@ -65,11 +68,13 @@ class BulkResponse(Response):
                 received.set()
             return message
 
-        # A cycle of references would keep the connection of a client that is refused open.
+        # `receive` must not refer to this object, because the cycle of references would keep the
+        # connection of a rejected client open.
         self._request = Request(request.scope, receive)
         self._client = request
 
     async def _client_left(self) -> NoReturn:
+        """Raise an error if the client disconnects after it has sent the whole body."""
         await self._received.wait()
         await disconnected(self._client)
 
@@ -79,7 +84,7 @@ class BulkResponse(Response):
         try:
             await within(None, TimeoutError, work, self._client_left())
         except RequestError:
-            if not self._started:  # otherwise the client has left
+            if not self._started:  # after the start, the client has disconnected
                 raise
 
     async def _send_document(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,7 +107,7 @@ class BulkResponse(Response):
         size = 0
 
         async def send_held(*, more: bool = True) -> None:
-            if not self._started:  # before the start, an error can still set the status
+            if not self._started:  # until now, an error could still set the status
                 headers = [(b"content-type", NDJSON.encode())]
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
                 self._started = True
@@ -166,7 +171,7 @@ class BulkResponse(Response):
     async def _caption(self, number: int, upload: Upload, decoded: asyncio.Event) -> bytes:
         """Return the result of a photo as a line of JSON.
 
-        The event ``decoded`` is set as soon as the photo is decoded and may queue for the model.
+        Set the event ``decoded`` as soon as the photo is decoded and may queue for the model.
         """
         service, wanted = self._service, self._wanted
         head: dict[str, Any] = {"index": number} | ({"name": upload.name} if upload.name else {})
@@ -182,7 +187,7 @@ class BulkResponse(Response):
                 captions = await service.captioned(found, wanted.cost)
             render = partial(self._render, **head, status=200)
             return await asyncio.to_thread(render, photo, captions, self._options)
-        except Exception as error:  # of this photo alone
+        except Exception as error:  # it affects only this photo
             return self._failed(head, error)
         finally:
             decoded.set()

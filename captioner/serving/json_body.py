@@ -21,7 +21,7 @@ MAX_TEXT = 1000  # characters of an option
 LONG = 4 * MAX_TEXT  # bytes of text; longer strings are decoded as photos
 MAX_REST = 1 << 20  # bytes of JSON without its long strings
 MAX_VALUES = 10_000  # commas and opening brackets of JSON outside its long strings
-MAX_QUOTES = 5 * MAX_VALUES  # escaped quotes included
+MAX_QUOTES = 5 * MAX_VALUES  # quotation marks, including escaped ones
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 _ESCAPES = {  # how JSON may write the characters of base64 that are not letters or digits
     rb"\/": b"/", rb"\n": b"", rb"\r": b"", rb"\t": b"",
@@ -157,9 +157,9 @@ class _Base64:
         """Start an empty photo. A photo of more than ``most`` bytes is discarded."""
         self._most, self._wrong = most, wrong
         self._data, self._size = io.BytesIO(), 0
-        self._head = b""  # first characters, for the error
-        self._escape = b""  # an escape that the next part may continue
-        self._letters = b""  # up to three, which the next part makes a group of four
+        self._head = b""  # first characters of the text, for the error message
+        self._escape = b""  # an escape sequence that the next part may continue
+        self._letters = b""  # up to three letters that are not yet a group of four
         self._padded = False  # whether the text has ended with =
 
     def receive(self, text: bytes) -> None:

@@ -31,7 +31,7 @@ from typing import Any
 
 from captioner.serving.request_errors import closing
 
-KNOWN_CLIENTS = 1000  # number of clients, served last, whose next turn is remembered
+KNOWN_CLIENTS = 1000  # the next turn is remembered for this many clients, the last ones served
 SHARE = 10  # after a job of t seconds, other clients come first for SHARE * t seconds
 
 
@@ -58,7 +58,7 @@ class Job:
             raise AbandonedError
 
 
-_Found = list[tuple[Job, Any]]  # the result, or an exception
+_Found = list[tuple[Job, Any]]  # jobs, each with its result or an exception
 
 
 def call(jobs: Sequence[Job]) -> list[Any]:
@@ -92,7 +92,7 @@ class Lane:
             name: Name of the threads.
             work: Function that runs jobs and returns their results.
             threads: Number of threads that work at the same time.
-            yielding: Give the threads of other lanes priority (on Linux).
+            yielding: Run the threads at a lower priority than those of other lanes (on Linux).
             together: Function that selects the jobs a thread takes at once. It gets the first job
                 and all waiting jobs.
             after: Function to call in the event loop's thread when jobs are done.

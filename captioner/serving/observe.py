@@ -47,9 +47,10 @@ class Metrics:
         self.batches = Histogram(
             "captioner_batch_photos", "Photos per batch.", buckets=_PHOTOS, registry=registry
         )
+        held = "Requests in progress. Requests with many photos in JSON count several times."
         for name, text, value in (
             ("captioner_waiting_photos", "Photos waiting for the model.", waiting),
-            ("captioner_held_requests", "Requests in flight.", in_flight),
+            ("captioner_held_requests", held, in_flight),
         ):
             Gauge(name, text, registry=registry).set_function(value)
 
@@ -100,7 +101,7 @@ class AccessLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = MutableHeaders(raw=list(message["headers"]))  # of a response for several
+                headers = MutableHeaders(raw=list(message["headers"]))  # a copy
                 headers[REQUEST_ID] = request_id
                 for name, value in self.headers.items():
                     headers.setdefault(name, value)

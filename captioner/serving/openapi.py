@@ -51,7 +51,7 @@ class KeywordResult(BaseModel):
 
 
 class PhraseResult(BaseModel):
-    """A phrase of a caption, and the probability that it is true (null without content words)."""
+    """A phrase of a caption, and the probability that it is true, or null without content words."""
 
     text: str
     truth: float | None
@@ -188,8 +188,9 @@ EXAMPLE_PHOTO = (
 
 _BYTES = {"type": "string", "format": "binary"}
 _BASE64 = {"type": "string", "description": "The bytes of an image file in base64, or a data: URL."}
-_NOTE = """JPEG, PNG, WebP, GIF, BMP, TIFF, or HEIC if the server has pillow-heif; the format is
-detected from the content. If you send several photos, put the options before them.
+_NOTE = """A photo is a JPEG, PNG, WebP, GIF, BMP or TIFF file, or a HEIC file if the server has
+pillow-heif. The server detects the format from the content. In a form, put the options before the
+photos.
 
 """
 

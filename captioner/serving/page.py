@@ -25,8 +25,8 @@ from captioner.options import METHOD_TITLES
 from captioner.serving.options import Limits
 
 MAX_PHOTOS = 100
-"""Maximum number of photos on the page, because the browser keeps their captions and maps in
-memory."""
+"""Maximum number of photos on the page. It is limited, because the browser keeps their captions and
+maps in memory."""
 
 _WEB = Path(__file__).parent / "web"
 _INTRO = """<p class="quiet">Caption your photos, and see where the model looked for each word.
@@ -37,8 +37,9 @@ stored.</p>"""
 def index_page(limits: Limits, model: Captioner) -> str:
     """Return the page that the server shows, with inline styles and scripts.
 
-    The page shrinks large photos before it uploads them. Their sides keep at least twice the size
-    of the model's input. Photos beyond the server's limits are not uploaded.
+    The page shrinks large photos before it uploads them. The sides of a smaller photo are at least
+    twice as long as the sides of the model's input. The page does not upload photos beyond the
+    server's limits.
     """
     methods = []
     for method in METHOD_TITLES:
@@ -81,7 +82,7 @@ def caption_page(
             a ``JobPool`` with a method ``captions(body, query, signal)``.
         fields: Names of optional form fields to show: words, keywords.
         data: Data for the scripts, such as maxBeam, the maximum beam size and number of captions.
-        head: Additional elements of the head.
+        head: Additional elements of the HTML head.
     """
     vocabulary = model.vocabulary
     settings = {

@@ -45,7 +45,7 @@ from captioner.serving.service import Service
 from captioner.version import __version__
 
 IGNORED = "X-Captioner-Ignored"  # header of responses with the names of ignored fields
-NAME = "captioner"  # name of every model
+NAME = "captioner"  # a model name that clients can always use
 SSE = "text/event-stream"
 GENERATE, CHAT, SHOW = "/api/generate", "/api/chat", "/api/show"
 OPENAI, MODELS = request_errors.OPENAI
@@ -53,7 +53,7 @@ CAPTION, LABELS = request_errors.PHOTOPRISM + "caption", request_errors.PHOTOPRI
 MOST_LABELS = 10
 MAX_PARTS = 1000  # messages of a chat, and parts of a message, that are searched for photos
 
-# Fields that would change the kind of response, each with its harmless values.
+# Fields that would change the kind of response, each with the values that are accepted.
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "tools": ([],),
     "functions": ([],),
@@ -62,6 +62,7 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "schema": (),
     "n": (1,),
 }
+# Fields that are not reported as ignored.
 _READ = {"model", "name", "version", "stream", "images", "url", "messages", "id", *_UNSUPPORTED}
 _PLAIN = re.compile(r"[A-Za-z0-9_]{1,40}")  # names that may be in a header
 
@@ -327,7 +328,7 @@ def add_protocols(app: FastAPI, service: Service, checks: list[Any], model_name:
     def style_of(body: ProtocolRequest) -> str | None:
         """Return the style that a request selects, or None for the default style."""
         name, _, tag = body.model.partition(":")
-        tag = tag or str(body.data.get("version") or "latest")  # PhotoPrism's
+        tag = tag or str(body.data.get("version") or "latest")  # PhotoPrism sends the tag here
         if name not in (NAME, folder) or tag not in ("latest", *styles):
             raise unknown(name if tag == "latest" else f"{name}:{tag}")
         return tag if tag in styles else None

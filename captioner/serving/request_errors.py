@@ -80,7 +80,9 @@ def request_error(error: Exception, scope: Scope) -> RequestError:
         return RequestError(status, f"http_{status}", _HTTP_ERRORS.get(status, error.detail))
     _log_exception(error, scope)
     return RequestError(
-        500, "mistake", "the server failed unexpectedly; look in its log for this request id"
+        500,
+        "mistake",
+        "the server failed unexpectedly; look in its log for the X-Request-Id of this response",
     )
 
 
@@ -100,10 +102,10 @@ def error_response(error: Exception, scope: Scope) -> JSONResponse:
     found = request_error(error, scope)
     if found.status != 500:  # the metrics count rejected requests, not errors of the server
         scope["state"]["refused"] = found.reason
-    headers = dict(getattr(error, "headers", None) or {})  # of an HTTPException: Allow
+    headers = dict(getattr(error, "headers", None) or {})  # such as Allow, of an HTTPException
     if found.status in (429, 503):
         headers["Retry-After"] = str(found.retry_after)
-    if found.status in (408, 503):  # the client's next request should use another connection
+    if found.status in (408, 503):  # the client's next request needs a new connection
         headers["Connection"] = "close"
     if found.status == 401:
         headers["WWW-Authenticate"] = 'Bearer realm="captioner"'

@@ -49,13 +49,13 @@ from captioner.serving.json_body import (
 from captioner.serving.options import Limits
 from captioner.serving.request_errors import RequestError, client_closed, shortened
 
-MAX_WORDS = 10  # in a list of words
+MAX_WORDS = 10  # entries of an option that is a list
 MAX_LENGTH = 50  # tokens of a caption in a request
 MAX_OPTIONS = 100  # names and values in a query, form or JSON object
 
 FORM, JSON = "multipart/form-data", "application/json"
 NAMES = ("image", "images")  # names of the fields with photos
-JSON_PHOTOS = 8  # a JSON list may be as long as this many photos of max_bytes; forms may be longer
+JSON_PHOTOS = 8  # a JSON body may be as large as this many photos of max_bytes; forms may be larger
 
 _FREE = ("attention", "attention_gate")  # methods whose maps the decoder computes anyway
 _EXPLAINED_WORD = 250  # the other methods need as much time per word as this many decoder steps
@@ -110,7 +110,7 @@ def _split(separator: str, given: Any) -> Any:
 def read_query(given: QueryParams, model: type[BaseModel]) -> BaseModel:
     """Return the options in the query of a request."""
     values: dict[str, list[str]] = {}
-    for name, value in given.multi_items():  # getlist would search all of them for each name
+    for name, value in given.multi_items():  # getlist would read all pairs once per name
         values.setdefault(name, []).append(value)
     return _read(model, values)
 

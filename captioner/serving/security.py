@@ -203,7 +203,7 @@ class RateLimit:
             return math.ceil(wait)
         self._full_at.pop(name, None)
         self._full_at[name] = full_at
-        while self._full_at[oldest := next(iter(self._full_at))] < now:  # whose allowance is full
+        while self._full_at[oldest := next(iter(self._full_at))] < now:  # it is available again
             del self._full_at[oldest]
         return 0
 
@@ -271,7 +271,7 @@ def client_of(request: Request) -> str:
         return str(key)
     given = request.client.host if request.client else ""
     address = _address(_PORT.sub(r"\1", given))
-    address = getattr(address, "ipv4_mapped", None) or address  # of a server that listens on ::
+    address = getattr(address, "ipv4_mapped", None) or address  # if the server listens on ::
     if isinstance(address, ipaddress.IPv6Address):
         return str(ipaddress.IPv6Network((int(address), 64), strict=False))
     return str(address or given)

@@ -1,7 +1,7 @@
 """The server process: it runs the application with granian, limits connections, and shuts down.
 
-    headers       granian closes a connection if the headers of a request do not arrive in time,
-                  also those of a further request on the same connection
+    headers       granian closes a connection if the headers of a request do not arrive in time;
+                  this includes later requests on the same connection
     connections   granian accepts up to ``max_connections``; further connections wait
     bodies        the application rejects photos that do not arrive in time; `drained` reads the
                   rest of a rejected body, because its client may not see the response otherwise
@@ -12,9 +12,9 @@ then get an answer instead of a refused connection, and load balancers see that 
 ready. After SIGTERM, the server first serves as usual for ``drain_delay`` seconds, but reports that
 it is not ready.
 
-granian itself answers malformed requests (400, 414, 431), with an empty body. It neither counts nor
-logs them. A client that closes its side of the connection early gets no response. granian has no
-settings for these cases.
+granian itself answers malformed requests (400, 414, 431), with an empty body. These requests are
+neither counted nor logged. A client that closes its side of the connection early gets no response.
+granian has no settings for these cases.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def free_address(host: str, port: int) -> tuple[str, int]:
 
 
 class Running:
-    """A running server of an application. ``await Running(...).serve()`` ends after `stop`."""
+    """A server that runs an application. ``await Running(...).serve()`` ends after `stop`."""
 
     def __init__(self, app: FastAPI, address: tuple[str, int]) -> None:
         """Prepare a server for an application from ``create_app``."""
@@ -200,7 +200,7 @@ def run(app: FastAPI, address: tuple[str, int]) -> bool:
     async def main() -> bool:
         running = Running(app, address)
         options = running.service.options
-        log_to_stderr(options.log_format)  # granian has changed it
+        log_to_stderr(options.log_format)  # granian has reconfigured logging
         loop = asyncio.get_running_loop()
         received: list[int] = []  # signals
 

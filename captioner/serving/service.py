@@ -92,7 +92,7 @@ class Service:
         self._decoders = Lane("decoder", threads=DECODERS)
         self._large = Lane("large", **memory)
         self._painters = Lane("painter", threads=DECODERS, **memory)
-        # Photos of bulk requests that may wait.
+        # Number of photos from /v1/batch that may wait in each lane.
         self.bulk_slots = {
             self.captions: asyncio.Semaphore(options.batch_size),
             self._costly: asyncio.Semaphore(DECODERS),
@@ -139,7 +139,7 @@ class Service:
             photo = await self.decode(client, upload, side)
             captions = await self.caption_photo(client, photo, wanted)
             work = partial(render, photo, captions, options)
-            # JSON of many maps takes a while too.
+            # JSON with many maps takes long to render, so it is also rendered in a thread.
             drawn = None if side is None else self._painters.submit(client, work)
             return await (drawn or asyncio.to_thread(work))
 
@@ -174,7 +174,7 @@ class Service:
 
     def _decode(self, data: Any, side: int | None, *, large: bool = False) -> Decoded | None:
         """Decode a photo, or return None if the photo is large and ``large`` is false."""
-        with suppress(ImageError):  # which open_image raises again
+        with suppress(ImageError):  # open_image raises it again
             if not large and header_work(data, USUAL_FORMATS) > LARGE_PIXELS:
                 return None
         image = open_image(
@@ -292,7 +292,7 @@ class Service:
             if several:
                 self._release()
             self._held[client] -= count
-            self._held += Counter()  # forgets those without any
+            self._held += Counter()  # removes clients without slots
 
 
 async def disconnected(request: Request) -> NoReturn:

@@ -94,7 +94,7 @@ class Site(NamedTuple):
 
 
 def write_site(folder: str | Path, output: str | Path, runtime: Mapping[str, bytes]) -> Site:
-    """Write the site of an exported folder.
+    """Write a static site for an exported model folder.
 
     An existing output folder is replaced when the new folder is complete.
 
@@ -281,7 +281,7 @@ def _confidence(model: StoredModel) -> dict[str, Any] | None:
     calibrator = model.calibrator
     if calibrator is None:
         return None
-    # The page may change these options. If it does, it decides itself whether to show the
+    # The user may change these options on the page. The page then decides whether to show the
     # confidence.
     fitted = {name: calibrator.search[name] for name in ("beam_size", "certainty")}
     options = replace(model.search, num_captions=1, **fitted)

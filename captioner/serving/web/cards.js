@@ -11,7 +11,7 @@ class SessionPhoto {
   constructor(file, kind, onChoose) {
     Object.assign(this, { file, kind, name: file.name || "pasted photo", number: SessionPhoto.count++ });
     this.url = URL.createObjectURL(file);
-    this.corrected = null; // the reader's caption
+    this.corrected = null; // the user's correction of the caption
     this.query = null; // options of the response, or of the request in flight
     this.response = null;
     this.upload = null; // the file that is sent, see Upload
@@ -39,7 +39,7 @@ class SessionPhoto {
     this.button.toggleAttribute("data-corrected", this.corrected !== null);
   }
 
-  /** The best caption, as corrected by the reader. */
+  /** The user's correction, or else the best caption. */
   get text() {
     return this.corrected ?? this.response.captions[0].text;
   }

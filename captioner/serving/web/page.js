@@ -16,7 +16,7 @@
   let current = null; // the selected photo
   let viewer = null;
   let shown = null; // photo and response in the viewer
-  let explained = null; // {photo, query, response, error, abort, state}: the caption in the form
+  let explained = null; // {photo, query, response, error, abort, state}: the request for the caption in the form
   let running = false; // whether photos are being captioned
   let edited = null; // the photo whose caption is in the field
   let unsaved = false; // whether corrections exist that were not downloaded
@@ -103,7 +103,7 @@
   function cancel() {
     for (const photo of photos.filter(({ state }) => ["waiting", "working"].includes(state))) {
       photo.abort?.abort();
-      photo.query = options.query(); // these options wait for the button, other options start at once
+      photo.query = options.query(); // until the options change, only the button continues
       photo.enter("stopped");
     }
     refresh(current);

@@ -1,13 +1,14 @@
 "use strict";
 /* The file that is sent for a photo: the file itself, or a smaller JPEG of a large photo.
 
-   A phone's photo has 12 megapixels and 4 MB, but the model's input keeps only 0.08 megapixels. The
-   sides of the smaller JPEG are at least twice those of the input, so the caption rarely changes. */
+   A phone's photo has 12 megapixels and 4 MB, but the input of the shipped model has only 0.1
+   megapixels. The sides of the smaller JPEG are at least twice as long as the sides of the input, so
+   the caption rarely changes. */
 class Upload {
   static HEAVY = 1e6; // bytes; files up to this size are sent unchanged
   static SIDE = 1536; // pixels of the shorter side of a photo that is sent smaller
   static MAX_SIDE = 8192; // pixels; browsers limit the size of a canvas
-  static turn = Promise.resolve(); // one photo is decoded at a time: 12 megapixels are 48 MB
+  static turn = Promise.resolve(); // photos are decoded one at a time, as 12 megapixels need 48 MB
 
   /** `{body, converted}` for a SessionPhoto; throws Error in plain words. */
   static async of(photo, { limits, imageSize }) {

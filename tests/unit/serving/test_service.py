@@ -182,7 +182,10 @@ async def test_internal_error_does_not_leak_its_message(serve, model, caplog):
     server = await serve()
     response = await server.post(png(BAD)).response()
     assert response.status == 500
-    assert response.error == "the server failed unexpectedly; look in its log for this request id"
+    assert (
+        response.error
+        == "the server failed unexpectedly; look in its log for the X-Request-Id of this response"
+    )
     assert response.headers["x-content-type-options"] == "nosniff"
     assert server.service.in_flight == 0
     assert (await server.post(png()).response()).status == 200  # the server still works

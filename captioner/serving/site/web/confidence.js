@@ -1,8 +1,8 @@
-/* The calibrated confidence of a caption; captioner/inference/confidence.py. */
+/* The calibrated confidence of a caption, as in captioner/inference/confidence.py. */
 
 import { sigmoid } from "./reading.js";
 
-/** How much an image looks like a photo, from 0 to 1, by the encoder's summary of it. */
+/** How much an image looks like a photo, from 0 to 1, computed from the encoder's summary of the image. */
 export function familiarityOf({ kinds, familiar: [start, end] }, summary) {
   const strangeness = summary.reduce((sum, value, i) => sum + value * kinds[i], kinds.at(-1));
   return Math.min(Math.max((end - strangeness) / (end - start), 0), 1);
@@ -13,7 +13,7 @@ export function familiarityOf({ kinds, familiar: [start, end] }, summary) {
     fitted     `confidence` in the site's config
     odds       log-odds that each word is true, see `PhotoReading.logOdds`
     style      "" for a model without styles
-    options    options of the search; all beam sizes from 2 up count as equal */
+    options    options of the search; all beam sizes of at least 2 count as equal */
 export function confidenceOf(fitted, { tokens, logProb }, odds, style, options) {
   const { intercepts, search, features } = fitted;
   const sizes = [options.beam_size, search.beam_size];

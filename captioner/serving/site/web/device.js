@@ -1,6 +1,6 @@
 "use strict";
-/* Captions on this device: nothing is sent. This file replaces the server's upload.js and requests.js;
-   it talks to worker.js. */
+/* Captions that are computed on this device, so that nothing is sent. On the site, this file replaces
+   upload.js and requests.js of the server's page. It sends its requests to worker.js. */
 
 /** The unchanged photo: the browser decodes it for the model in the same way as for the viewer. */
 class Upload {
@@ -20,7 +20,7 @@ class Pool extends JobPool {
   }
 }
 
-/** No photo can be captioned. */
+/** The model cannot run, so no photo can be captioned. */
 class ModelMissing extends Error {
   stopsAll = true;
 }
@@ -36,7 +36,7 @@ class Device {
     this.line = document.querySelector(".device");
     this.note = this.line.querySelector(".note");
     this.ready = siteReady().then(() => this.start(false));
-    this.ready.catch(() => {}); // every request reports it
+    this.ready.catch(() => {}); // every request reports this error
     this.offerGpu();
   }
 
@@ -52,7 +52,7 @@ class Device {
     return response;
   }
 
-  /** Start the worker; a promise that it is ready. */
+  /** Start the worker. Returns a promise that is fulfilled when the worker is ready. */
   start(gpu) {
     const { runtimes, files, sizes } = this.settings;
     const runtime = runtimes[gpu ? "gpu" : "cpu"];
@@ -125,7 +125,7 @@ class Device {
       button.hidden = true;
       const adapter = await navigator.gpu.requestAdapter().catch(() => null);
       await this.ready.catch(() => {});
-      if (adapter) this.ready = this.start(true).catch(() => this.start(false)); // with what is kept
+      if (adapter) this.ready = this.start(true).catch(() => this.start(false)); // the CPU's files are cached
       else this.note.textContent = "This browser has no access to a GPU.";
       this.ready.catch(() => {});
     });
@@ -139,12 +139,12 @@ function threadCount() {
   return wanted >= 1 ? Math.trunc(wanted) : Math.min(4, Math.ceil(navigator.hardwareConcurrency / 2));
 }
 
-/** Start the service worker. On the first visit the page then loads once more, before the model, since
-    only the service worker can isolate it, which threads need. */
+/** Start the service worker. On the first visit, the page then reloads once before it loads the model.
+    The model's threads need an isolated page, and only the service worker can isolate the page. */
 async function siteReady() {
   const { serviceWorker } = navigator;
   const registration = await serviceWorker?.register("sw.js").catch(() => null);
-  if (!registration || (registration.active && !serviceWorker.controller)) return; // reloaded without it
+  if (!registration || (registration.active && !serviceWorker.controller)) return; // forced reload
   if (!serviceWorker.controller) {
     await new Promise((resolve) => {
       serviceWorker.addEventListener("controllerchange", resolve, { once: true });
@@ -158,7 +158,7 @@ async function siteReady() {
   await new Promise(() => {}); // wait for the reload
 }
 
-/** Whether the service worker keeps the page and these files. */
+/** Return whether the service worker has stored the page and these files for use without a network. */
 async function keptOffline(names) {
   const controller = navigator.serviceWorker?.controller;
   if (!controller) return false;

@@ -1,4 +1,4 @@
-/* An exported model, run by ONNX Runtime; captioner/inference/onnx_engine.py. */
+/* An exported model that ONNX Runtime runs, as in captioner/inference/onnx_engine.py. */
 
 import { Vocabulary, captionData } from "./captions.js";
 import { confidenceOf, familiarityOf } from "./confidence.js";
@@ -11,8 +11,9 @@ const STATE = ["hidden", "cell", "fed"]; // inputs of the decoder; its outputs h
 const MOST_PHOTOS = 16; // number of photos whose encoding is kept, a megabyte each
 
 export class Model {
-  /** `ort` is the module of ONNX Runtime, `files` the site's by name, as bytes.
-      `providers` names what runs the encoder; the decoder's steps are too small for a GPU. */
+  /** `ort` is the module of ONNX Runtime, and `files` contains the model's files as bytes, by name.
+      `providers` lists ONNX Runtime's execution providers for the encoder. The decoder always runs on
+      the CPU, because its steps are too small for a GPU. */
   static async load(ort, config, files, providers) {
     const make = (name, executionProviders) => ort.InferenceSession.create(files[name], { executionProviders, logSeverityLevel: 3 });
     const encoder = await make("encoder.onnx", providers);
@@ -23,12 +24,12 @@ export class Model {
   constructor(ort, config, encoder, decoder) {
     Object.assign(this, { ort, config, encoder, decoder });
     this.vocabulary = new Vocabulary(config);
-    this.encoded = new Map(); // by the number of a photo; the latest last
+    this.encoded = new Map(); // encoded photos by number, the latest last
   }
 
   /** The response for a photo, as from `captioner serve`.
 
-      number  of the photo, the same for the same file
+      number  a number that identifies the file
       query   the parameters of POST /v1/captions that the page sends */
   async captions(number, file, query) {
     const given = new URLSearchParams(query);
@@ -136,7 +137,7 @@ export class Stepper {
   }
 }
 
-/** A caption of the reader, in the form that the search returns. */
+/** Score the user's own caption. The result has the same form as a result of the search. */
 export async function score(stepper, tokens, alternatives) {
   const found = { tokens, logProbs: [], alphas: [], gates: [], alternatives: [], logProb: 0, ended: true };
   let last = stepper.startToken;

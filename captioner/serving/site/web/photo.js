@@ -1,4 +1,4 @@
-/* Photos as inputs of the encoder; captioner/data/images.py and preprocessing.py. */
+/* Photos as inputs of the encoder, as in captioner/data/images.py and preprocessing.py. */
 
 import { resize } from "./resize.js";
 
@@ -42,6 +42,7 @@ function stripsOf(bitmap) {
   };
 }
 
+/** Resize a part of a photo for the encoder, to S x S x 3 bytes; see `readPhoto`. */
 export function encoderInput(width, height, rows, box, { image_size: size, channel_order: order }) {
   const [left, top, right, bottom] = box;
   const pixels = resize(width, height, rows, size, [left * width, top * height, right * width, bottom * height]);

@@ -1,4 +1,5 @@
-/* The reading of a photo: the truth of words, and keywords; captioner/inference/truth.py and reading.py. */
+/* The reading of a photo: the probabilities that words are true of it, and its keywords. Explained in
+   captioner/inference/truth.py and reading.py. */
 
 import { logSumExp } from "./search.js";
 
@@ -24,7 +25,7 @@ export class PhotoReading {
     return this.logOdds(caption).map((odds) => Math.fround(sigmoid(odds)));
   }
 
-  /** The truth of every row, independent of the decoder's probability, for `Rewards`. */
+  /** The probability that each row's word is true, without the decoder's log-probability; see `Rewards`. */
   searchTruths() {
     const { search_scale: scale, search_bias: bias, search_unknown: unknown } = this.truth;
     return Float32Array.of(...this.words, unknown, NaN).map((z) => sigmoid(scale * z + bias));

@@ -16,7 +16,7 @@ function cubic(x) {
   return d < 2 ? (((d - 5) * d + 8) * d - 4) * a : 0;
 }
 
-/** For every output pixel where its inputs start, and their weights. */
+/** For each output pixel, the index of its first input pixel and the weights of its input pixels. */
 function weights(inputs, from, to, outputs) {
   const scale = (to - from) / outputs;
   const wide = Math.max(scale, 1);
@@ -56,7 +56,7 @@ export function resize(width, height, rows, size, [left, top, right, bottom]) {
     : rowsFirst(width, height, rows, size, across, down);
 }
 
-/** First along the rows: only those that are needed. */
+/** Resize along the rows first. Only the rows that the columns need are resized. */
 function rowsFirst(width, height, rows, size, across, down) {
   const start = down === null ? 0 : down[0].first;
   const last = down?.[size - 1];
@@ -89,7 +89,7 @@ function withoutAlpha(bytes, pixels) {
   return opaque;
 }
 
-/** Resize every row of RGB bytes to `size` pixels; `across` null: they have as many. */
+/** Resize every row of RGB bytes to `size` pixels. If `across` is null, the rows have this size. */
 function resizeRows(from, width, size, across) {
   if (across === null) return from;
   const height = from.length / (3 * width);
@@ -113,10 +113,10 @@ function resizeRows(from, width, size, across) {
   return to;
 }
 
-/** Resize the columns of a picture, whose rows have `channels` bytes a pixel, to those of `down`. */
+/** Resize a picture along its columns with the weights `down`. A pixel has `channels` bytes. */
 function resizeColumns(width, height, rows, down, channels = 4) {
   const size = down.length;
-  const sums = down.map(() => null); // of the rows that are not finished
+  const sums = down.map(() => null); // sums of the unfinished rows
   const to = new Uint8Array(size * width * 3);
   const start = down[0].first;
   const stop = Math.min(down[size - 1].first + down[size - 1].weights.length, height);

@@ -19,8 +19,8 @@ const EMPTY = { score: 0, length: 0, ended: false, tokens: [], step: null };
      wanted   alternatives: how many of the most probable words to return for every position, as
               [token, log-probability]; rewards: the `Rewards` of a model that reads photos
 
-   Returns a promise of the best captions, best first, in the form of `hypothesis`. There may be fewer
-   than num_captions, and none if only forbidden words were left. */
+   Returns a promise of the captions, best first, in the form of `hypothesis`. If too many words are
+   forbidden, there are fewer than num_captions captions. */
 export async function search(stepper, options, words, wanted = {}) {
   const { alternatives = 0, rewards = null } = wanted;
   const end = stepper.endToken;
@@ -65,7 +65,7 @@ export async function search(stepper, options, words, wanted = {}) {
 
 /** The words with which the decoder would continue a caption; captioner/search/left_out.py.
 
-    A promise of {tokens, logProbs, alphas, gates}, or null where the decoder itself would end. */
+    Returns a promise of {tokens, logProbs, alphas, gates}, or of null if the decoder itself would end. */
 export async function continuation(stepper, caption, options, words) {
   const rules = rulesOf(options, words);
   const found = { tokens: [], logProbs: [], alphas: [], gates: [] };
@@ -113,19 +113,20 @@ function choose(beams, rows, size, end) {
     if (kept.length > size) kept.pop();
   };
   beams.forEach(({ score, ended }, k) => {
-    if (ended) offer(score, k, end); // goes on as it is
+    if (ended) offer(score, k, end); // an ended beam stays unchanged
     else rows[k].forEach((logProb, word) => offer(Math.fround(logProb + score), k, word));
   });
   return kept;
 }
 
-/** With a certainty, every word must be worth its own cost. */
+/** The value that ranks captions. With `certainty`, the score contains the worth of each word, so that
+    the length penalty is not needed. */
 function rank(score, length, { length_penalty: penalty, certainty }) {
   return certainty ? score : Math.fround(score / Math.fround(length ** penalty));
 }
 
-/** Whether the best captions are final: log-probabilities only decrease, except for the `gain` of true
-    words. */
+/** Return whether the best captions are final. The score of an unfinished caption can still rise by at
+    most `gain`, the reward of true words. */
 function settled(beams, options, gain) {
   const { num_captions: count, max_length: longest } = options;
   const unfinished = beams.filter(({ ended }) => !ended);
@@ -136,7 +137,7 @@ function settled(beams, options, gain) {
   return ranks.sort((one, other) => other - one)[count - 1] > bound;
 }
 
-/** Add the probabilities of words with a sex or age to those of neutral words; search/words.py. */
+/** Add the probabilities of words with a sex or age to the neutral words, as in search/words.py. */
 function mergePeople(logProbs, people) {
   for (const group of people?.groups ?? []) {
     const [neutral, ...members] = group;
@@ -146,7 +147,7 @@ function mergePeople(logProbs, people) {
   }
 }
 
-/** The log-probabilities that the search uses: the model's own without rare_words. */
+/** The log-probabilities that the search uses. Without rare_words, they are the model's own. */
 function favourRareWords(logProbs, { rare_words: strength }, { rarity }) {
   if (!strength) return logProbs;
   return normalized(logProbs.map((value, word) => value + strength * rarity[word]));

@@ -1,12 +1,12 @@
 /* Service worker: keeps the site's files, so that it works without a network. It also adds headers that
    static hosts cannot set: isolation (threads need it) and the content security policy, also for workers.
 
-   `captioner export --web` fills in the names that begin and end with two @. A file is kept under the
-   digest of its content. A new version of the site therefore loads only changed files, and replaces the
-   old version when all tabs of the site are closed. */
+   `captioner export --web` fills in the names between two pairs of @. A file is stored under the
+   digest of its content, so a new version of the site loads only changed files. The new version replaces
+   the old version when all tabs of the site are closed. */
 
 const DIGESTS = @@digests@@; // SHA-256 in base64, by name
-const PAGE = @@page@@; // files of the page itself; the model is kept when the page asks for it
+const PAGE = @@page@@; // files of the page itself; the model's files are stored when the page loads them
 const POLICY = @@policy@@;
 
 const SCOPE = self.registration.scope;

@@ -53,7 +53,7 @@ export class Rewards {
     return scores;
   }
 
-  /** The log-probability of an ending after these words, from the decoder's own. */
+  /** The log-probability of ending the caption after these words. `own` is the decoder's. */
   ending(own, tokens, said) {
     const [before, last] = [tokens.at(-2) ?? -1, tokens.at(-1)];
     const least = this.notEnding.has(before * this.size + last) ? -Infinity : this.endings[last];
@@ -63,7 +63,7 @@ export class Rewards {
   }
 }
 
-/** The tokens that must not follow, by the number of the one or two tokens before them. */
+/** The tokens that must not follow, by context: the number that encodes the one or two tokens before. */
 function byContext(keys, size) {
   const words = new Map();
   for (const key of keys) {
