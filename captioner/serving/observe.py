@@ -178,7 +178,7 @@ def log_to_stderr(kind: Literal["text", "json"]) -> None:
 
 
 def tell(message: str, kind: Literal["text", "json"], level: int = logging.INFO) -> None:
-    """Print a message to the user. If the log is JSON, log the message instead."""
+    """Print a message for the user, or log the message if the log is JSON."""
     if kind == "json":
         logger.log(level, message)
     else:

@@ -19,7 +19,7 @@ HOST_NAME = r"(\[[0-9a-f:.]+\]|[^:\[\]/@?#*\s]+)"  # in a regular expression
 
 @dataclass(frozen=True)
 class Form:
-    """Mark of an option that accepts only text of a certain form."""
+    """A mark for options that accept only text of a certain form."""
 
     pattern: str
     """A regular expression that must match the whole text in lower case."""
@@ -54,8 +54,8 @@ class Limits:
     max_cost: Positive = 60_000
     """Reject requests that cost more than this, with the status 422. The cost is beam_size times
     max_length steps of the decoder, plus 250 for each word that occlusion or gradients explain. A
-    request that costs more than an ordinary batch runs next to the batches, so that other clients
-    do not wait for it."""
+    request that costs more than a full batch of ordinary requests runs in parallel to the batches,
+    so that other clients do not wait for it."""
     rate_limit: Annotated[int, Ge(0)] = 0
     """Accept at most this many requests per minute from each client. Further requests get the
     status 429. A client is an API key or, without keys, an address. 0: unlimited."""
@@ -78,10 +78,10 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions(ModelOptions, Limits):
-    """Run a web page for captioning and an HTTP API.
+    """Run a server with a web page and an HTTP API for captioning.
 
-    The API (POST /v1/captions) is documented in /openapi.json. Photos and texts are never written
-    to disk or logged. Environment variables such as CAPTIONER_PORT set the options that the command
+    The server documents the API at /docs and /openapi.json. Photos and texts are never written to
+    disk or logged. Environment variables such as CAPTIONER_PORT set the options that the command
     line does not set.
     """
 
@@ -110,8 +110,8 @@ class ServeOptions(ModelOptions, Limits):
     api_keys: Annotated[str | None, Shown(hidden=True)] = None
     """API keys as text, in the format of a key file."""
     metrics_host: str = "127.0.0.1"
-    """With --metrics-port: listen on this address for metrics. 0.0.0.0: connections from anywhere.
-    """
+    """Listen on this address for metrics if --metrics-port is set. 0.0.0.0: connections from
+    anywhere."""
     metrics_port: Annotated[int, Interval(ge=0, le=65535)] | None = None
     """Serve /metrics on this port instead of --port. 0: any free port. Default: on --port, but only
     for requests that do not come through a proxy."""

@@ -171,6 +171,7 @@ Parts = list[dict[str, Any]]
 
 
 def _ollama(field: Callable[[str], dict[str, Any]], body: ProtocolRequest, found: Found) -> Parts:
+    """Return a response for Ollama's clients. ``field`` returns the JSON field for a text."""
     nanoseconds = round(found.seconds * 1e9)
     counts = {"eval_count": found.words, "eval_duration": nanoseconds}
     reason = "stop" if found.id else "load"
@@ -214,6 +215,7 @@ def _labels(body: ProtocolRequest, found: Found) -> Parts:
 
 
 def _vision(body: ProtocolRequest, found: Found, kind: str, result: Any) -> Parts:
+    """Return a response for PhotoPrism with a result of a kind: caption or labels."""
     model = {"type": kind, "name": body.model, "version": body.data.get("version") or "latest"}
     given = body.data.get("id")
     name = given if given and isinstance(given, str) else found.id
@@ -222,6 +224,7 @@ def _vision(body: ProtocolRequest, found: Found, kind: str, result: Any) -> Part
 
 
 def _shown(_: ProtocolRequest, __: Found) -> Parts:
+    """Return a description of the model for Ollama's clients."""
     info = {"details": _DETAILS, "model_info": {"general.architecture": NAME}}
     return [{**info, "template": "", "capabilities": ["completion", "vision"]}]
 

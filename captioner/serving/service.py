@@ -192,7 +192,7 @@ class Service:
         return caption_request(self.model, options, self.options.max_cost)
 
     def lane(self, wanted: CaptionRequest) -> Lane:
-        """Return the lane for a request, which is a separate lane if it costs more than a batch."""
+        """Return the lane for a request. Requests that cost more than a full batch are separate."""
         return self._costly if wanted.cost > self._batch_cost else self.captions
 
     def caption_photo(
@@ -209,6 +209,7 @@ class Service:
         return [first, *others[: most - 1]]
 
     def _caption(self, jobs: Sequence[Job]) -> list[list[Caption]]:
+        """Caption the photos of jobs that share a batch, and return the captions of each job."""
         photos, requests = zip(*(job.item for job in jobs), strict=True)
         options, alternatives, style, method = requests[0].key
 
