@@ -263,7 +263,10 @@ def measure_photo(
     number: int = 0,
     name: str = "",
 ) -> list[Word]:
-    """Measure the content words in one photo's caption.
+    """Measure how much content words in one photo's caption depend on the regions of the photo.
+
+    Regions are deleted and inserted in the orders of ``ORDERS``, and the changes in the words'
+    log-probabilities are returned.
 
     Args:
         model: A single model, not an ensemble.
@@ -329,7 +332,7 @@ def measure(
     on_error: OnError = raise_error,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Measure the content words in the captions of several photos.
+    """Measure the faithfulness of explanations for content words in captions of several photos.
 
     If a photo has reference captions, its first reference is measured. Otherwise, the model
     captions the photo, and this caption is measured.

@@ -70,7 +70,7 @@ def _of_size(words: Sequence[str], size: int) -> Iterable[str]:
 
 @dataclass(frozen=True)
 class DocumentFrequencies:
-    """The number of images with each n-gram in their references.
+    """The number of images with each n-gram (a phrase of 1 to 4 words) in their references.
 
     CIDEr uses document frequencies to weight rare phrases more. If they are counted on the scored
     images, a score depends on the other images, and CIDEr of a single image is always 0. If they

@@ -30,8 +30,12 @@ Words = list[list[list[str]]]
 def read_data(config: DataConfig, *, renumber: bool = False) -> tuple[list[Example], list[Example]]:
     """Read the captions of the training and validation photos, and find the photos' files.
 
-    Training photos with fewer than ``data.min_captions`` captions are left out. ``renumber`` is an
-    argument of ``read_dataset``.
+    Training photos with fewer than ``data.min_captions`` captions are left out.
+
+    Args:
+        config: The settings of the data.
+        renumber: Choose new ids for images whose id belongs to a different image in an earlier
+            file. Use this only if nothing else, such as features, refers to the ids.
 
     Returns:
         The training photos.

@@ -80,10 +80,12 @@ from captioner.training.validation import (
 )
 
 COLLECT_EVERY = 20
-"""Steps between two reads of the sums on a GPU. On a CPU, they are read at every step."""
+"""Number of steps after which losses and gradient norms are read from a GPU. Each read waits for
+the GPU. On a CPU, they are read at every step."""
 
 MIN_SCALE = 2.0**-14
-"""Smallest scale of the loss in fp16. If gradients still overflow, the run has diverged."""
+"""Smallest factor for the loss in fp16. If gradients overflow even with this factor, the run has
+diverged."""
 
 
 class Forward(nn.Module):

@@ -54,7 +54,7 @@ def build_objective(
     """Build the objective that ``training.objective`` names.
 
     Args:
-        config: The resolved config of the run.
+        config: The config of the run.
         photos: The training photos with their captions.
         initial: The model before the first step. Its vocabulary and stems are used.
     """
@@ -198,6 +198,8 @@ class SelfCritical(Objective):
     reward and baseline weights the gradient of the caption's log-probability:
 
         gradient = - sum over samples of (r - b) d log p(sample)
+
+    Here d stands for the derivative with respect to the weights.
 
     Source: Rennie et al. 2017 (arXiv:1612.00563), equation 9, where the baseline is the reward of
     the greedy caption. The mean of the other samples is from Luo 2020 (arXiv:2003.09971).

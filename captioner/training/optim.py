@@ -38,7 +38,10 @@ def make_optimizer(model: CaptionModel, config: TrainingConfig) -> torch.optim.A
 
 
 def warmup_steps(config: TrainingConfig, total_steps: int) -> int:
-    """Return the length of the warm-up in steps, at most a fifth of the run."""
+    """Return the length of the warm-up in steps.
+
+    It is ``training.warmup_steps``, but at most a fifth of the run.
+    """
     return min(config.warmup_steps, int(0.2 * total_steps))
 
 

@@ -23,7 +23,7 @@ from captioner.model.reading import PhotoReading
 from captioner.text.content import content_stems, stem
 
 MIN_PHOTOS = 40
-"""The reading network learns a stem only if the captions of this many photos contain it."""
+"""Minimum number of photos with a stem in their captions. Rarer stems are not learned."""
 
 
 def add_reading(stored: StoredModel, photos: Sequence[Example]) -> None:
@@ -64,7 +64,10 @@ def add_reading(stored: StoredModel, photos: Sequence[Example]) -> None:
 
 
 class StemsOfPhotos:
-    """The number of each photo's captions that contain each stem."""
+    """The targets of the reading network: how many captions of each photo contain each stem.
+
+    A stem stands for all forms of a word: the stem "dog" stands for dog and dogs.
+    """
 
     def __init__(self, photos: Sequence[Example], stems: Sequence[str]) -> None:
         """Count the S stems in the captions of the training photos."""

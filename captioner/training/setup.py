@@ -63,7 +63,7 @@ class Setup:
     """Everything a run needs before its first step."""
 
     config: TrainConfig
-    """The resolved config, which includes the model's encoder and decoder settings."""
+    """The config of the run, with the settings of the model's encoder and decoder filled in."""
     train: list[Example]
     """Training photos with encoded captions, repeated as ``data.repeats`` sets."""
     val: list[Example]
@@ -239,12 +239,13 @@ def _inherited(stored: StoredModel, config: EncoderConfig) -> tuple[Encoder, Pre
 def _reconfigured(stored: StoredModel, config: TrainConfig, counts: Counter[str]) -> StoredModel:
     """Rebuild a model for the config's image size, resizing, dropout, new words and new styles.
 
-    The weights stay the same. The reading network is kept if it is trained further, or if its input
-    features stay the same. Otherwise its predictions would be wrong.
+    The weights stay the same. The reading network, which predicts the content words of a photo, is
+    kept if it is trained further, or if its input features stay the same. Otherwise its predictions
+    would be wrong, and it is removed.
 
     Args:
-        stored: The model of ``init_from``.
-        config: The resolved config.
+        stored: The model of ``init_from``. It must not be used afterwards.
+        config: The config of the run, from `_resolved`.
         counts: Number of occurrences of each word in the training captions.
     """
     old, data = stored.model, config.data
@@ -283,11 +284,17 @@ def _extend(
 ) -> None:
     """Add rows to a model's weights for the words and styles that only ``new`` has.
 
-    To the old model, all new words were ``UNKNOWN``. Each new word starts with the embedding and
-    the output weights of ``UNKNOWN``. The probability of ``UNKNOWN`` is divided among the new words
-    and ``UNKNOWN`` itself, in proportion to their counts. So the probabilities of all other words
-    stay the same, for every photo and all previous words. A new style starts as a copy of the
-    default style.
+    ``UNKNOWN`` is the token for all words that are not in the vocabulary, so the old model read the
+    new words as ``UNKNOWN``. Each new word starts with the embedding and the output weights of
+    ``UNKNOWN``. The probability of ``UNKNOWN`` is divided among the new words and ``UNKNOWN``
+    itself, in proportion to their counts. So the probabilities of all other words stay the same,
+    for every photo and all previous words. A new style starts as a copy of the default style.
+
+    Args:
+        state: The weights by name. They are replaced in this dictionary.
+        old: The vocabulary of the model.
+        new: The vocabulary with the added words and styles.
+        counts: Number of occurrences of each word in the training captions.
     """
     added = new.words[len(old.words) :]
     unknown = [UNKNOWN] * len(added)

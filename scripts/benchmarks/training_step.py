@@ -157,6 +157,7 @@ def make_job(name: str, options: argparse.Namespace, device: torch.device) -> Ca
     optimizer = torch.optim.AdamW(learned, lr=1e-4, fused=True)
 
     def step() -> None:
+        """Run one step of captioner, from stored features to updated weights."""
         with autocast(precision, device):
             losses = caption_losses(decoder, decoder.memory(features), tokens)
             loss = losses.total(TrainingConfig(attention_penalty=PENALTY))

@@ -150,7 +150,7 @@ def main() -> None:
 
 
 def run_captioner(*arguments: str) -> None:
-    """Run a subcommand of captioner. If it fails, exit with its exit code."""
+    """Run a subcommand of captioner. If it cannot finish, exit with its exit code."""
     code = subprocess.run([sys.executable, "-m", "captioner", *arguments], check=False).returncode
     if code not in (OK, FAILED):  # FAILED: a photo was left out, or the score of a run is 0
         sys.exit(code)
