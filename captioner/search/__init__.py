@@ -1,1 +1,1 @@
-"""The search for captions: beam search, sampling, and the rules that captions follow."""
+"""The search for captions: beam search, sampling, and the rules and rewards for words."""

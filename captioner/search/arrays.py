@@ -4,8 +4,8 @@ Operators and indexing are the same in both libraries. All other functions come 
 array API standard (https://data-apis.org/array-api). The package ``array-api-compat`` provides
 these functions for both libraries under the same names. Importing it does not import torch.
 
-NumPy 2.1 and later contains these functions itself, so ``array_api_compat.numpy`` is not imported.
-Without this import, commands start 0.1 seconds faster.
+NumPy 2.1 and later contains these functions itself, so its versions do not need
+``array_api_compat.numpy``. Without this import, commands start 0.1 seconds faster.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ NUMPY: Any = np if hasattr(np, "cumulative_sum") else import_module("array_api_c
 
 
 def namespace(*arrays: Array) -> Any:
-    """Return the namespace with the array API functions for the library of these arrays."""
+    """Return the namespace with the array API functions for the library of these arrays.
+
+    All arrays must come from the same library. Modules use the name ``xp`` for a namespace.
+    """
     if isinstance(arrays[0], np.ndarray):
         return NUMPY
     return array_api_compat.array_namespace(*arrays)
@@ -46,7 +49,14 @@ def argsort(values: Array, axis: int) -> Array:
 
 
 def on_device(values: Any, dtype: Any, xp: Any, device: Any) -> Array:
-    """Copy values to a device as an array, without waiting for work that the device has queued."""
+    """Copy values to a device as an array, without waiting for work that the device has queued.
+
+    Args:
+        values: Numbers in a sequence or array.
+        dtype: Type of the new array.
+        xp: Namespace of the new array (see ``namespace``).
+        device: Device of the new array. It is ignored for NumPy.
+    """
     array = xp.asarray(values, dtype=dtype)
     return array if isinstance(array, np.ndarray) else upload(array, device)
 
@@ -64,9 +74,17 @@ def to_numpy(array: Array) -> NDArray[Any]:
 
 
 def top_k(values: Array, count: int) -> tuple[Array, Array]:
-    """Return the largest values of every row and their indices, largest first, (..., count).
+    """Return the largest values of every row and their indices, largest first.
 
-    The order of equal values is undefined, and so is the choice between them.
+    The order of equal values is undefined. If several equal values compete for the last place, it
+    is also undefined which of them are returned.
+
+    Args:
+        values: Values, (..., n).
+        count: Number of values to return for every row.
+
+    Returns:
+        The values and their indices, both (..., count).
     """
     if not isinstance(values, np.ndarray):
         found = values.topk(count, dim=-1)
@@ -78,7 +96,10 @@ def top_k(values: Array, count: int) -> tuple[Array, Array]:
 
 
 def log_sum_exp(scores: Array, axis: int = -1) -> Array:
-    """Return log(sum(exp(scores))) over one axis, or -inf where all scores are -inf."""
+    """Return log(sum(exp(scores))) over one axis, which is removed.
+
+    The result is -inf where all scores are -inf.
+    """
     xp = namespace(scores)
     highest = xp.max(scores, axis=axis, keepdims=True)
     finite = xp.where(highest == -xp.inf, 0.0, highest)
@@ -87,20 +108,26 @@ def log_sum_exp(scores: Array, axis: int = -1) -> Array:
 
 
 def normalized(scores: Array) -> Array:
-    """Convert scores, (..., V), to log-probabilities with a log-softmax. -inf stays -inf."""
+    """Convert scores, (..., V), to log-probabilities with a log-softmax over the last axis.
+
+    Scores of -inf stay -inf, even if a whole row is -inf.
+    """
     xp = namespace(scores)
     total = log_sum_exp(scores)[..., None]
     return scores - xp.where(total == -xp.inf, 0.0, total)
 
 
 def mean(arrays: Sequence[Array]) -> Array:
-    """Return the mean of arrays of the same shape."""
+    """Return the elementwise mean of arrays of the same shape."""
     xp = namespace(*arrays)
     return xp.mean(xp.stack(list(arrays)), axis=0)
 
 
 def mean_probability(log_probs: Sequence[Array]) -> Array:
-    """Return the logarithm of the mean probability, from arrays of log-probabilities."""
+    """Return the logarithm of the elementwise mean probability, as in an ensemble of models.
+
+    ``log_probs`` contains the log-probabilities of each model, all of the same shape.
+    """
     if len(log_probs) == 1:
         return log_probs[0]
     stacked = namespace(*log_probs).stack(list(log_probs))

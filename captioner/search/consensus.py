@@ -9,8 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 NGRAMS = (1, 2, 3, 4)
+"""Lengths of the word sequences (n-grams) that captions are compared by, as in CIDEr-D."""
+
 LENGTH_SIGMA = 6.0
-"""Width of the Gaussian that penalizes a difference in length, in words, as in CIDEr-D."""
+"""Standard deviation (words) of the Gaussian that lowers the score of captions with different
+lengths, as in CIDEr-D."""
 
 
 def by_consensus(
@@ -23,21 +26,24 @@ def by_consensus(
 
         score(c) = sum_r w_r CIDEr-D(c, r) + R (mean rarity of words in c + highest rarity in c)
 
-    Every caption r serves as a reference for every caption c, with the normalized weight w_r. Even
-    the most probable caption scores low if most of the weight is on dissimilar captions. Among
-    captions that agree equally well, the term with R prefers specific captions. In this term, a
-    word that occurs in only one caption has rarity 0, because no second caption confirms the word.
+    Every caption r serves as a reference for every caption c, with the normalized weight w_r.
+    CIDEr-D measures how many word sequences two captions share. A caption that resembles most of
+    the others therefore scores high, and a caption that resembles few of them scores low, even if
+    it is the most probable one. Among captions that agree equally well, the term with R prefers
+    specific words. In this term, a word that occurs in only one caption has rarity 0, because no
+    second caption confirms it.
 
     Source: Kumar and Byrne 2004, minimum Bayes risk decoding. Devlin et al. 2015
-    (arXiv:1505.04467), consensus captions, whose candidates are captions of similar photos.
-    Vedantam et al. 2015 (arXiv:1411.5726), CIDEr-D. Deviation: an n-gram is weighted by the summed
-    rarity of its words instead of by document frequencies. The term with R is ours.
+    (arXiv:1505.04467), consensus captions. Vedantam et al. 2015 (arXiv:1411.5726), CIDEr-D.
+    Deviation: The candidates are captions of the same photo, and in Devlin et al. they are captions
+    of similar photos. An n-gram is weighted by the summed rarity of its words, and in CIDEr-D it is
+    weighted by its document frequency. The term with R is ours.
 
     Args:
         captions: Token ids of K captions, without start and end tokens. Captions may repeat.
         weights: Weight of each caption as a reference, (K,). Only their proportions matter.
-        rarity: Negative log-frequency of each token, (V,); see ``SearchTokens``. If empty, all
-            tokens have the same weight.
+        rarity: Negative logarithm of each token's frequency, (V,), as in ``SearchTokens.rarity``.
+            If empty, all n-grams have the same weight.
         rare_words: Weight of rare words, R. A value above 0 requires ``rarity``.
 
     Returns:
@@ -61,7 +67,16 @@ def _rareness(
     distinct: Sequence[tuple[int, ...]],
     rarity: Sequence[float],
 ) -> NDArray[np.float64]:
-    """Return, for each distinct caption, the mean rarity of its words plus the highest rarity."""
+    """Return the mean rarity of the words plus the highest rarity, for each distinct caption.
+
+    Args:
+        captions: All captions, which may repeat. A word in only one of them has rarity 0.
+        distinct: The K captions without repetitions.
+        rarity: Rarity of each token, (V,).
+
+    Returns:
+        The rareness of each distinct caption, (K,).
+    """
     uses = Counter(token for tokens in captions for token in set(tokens))
     found = []
     for tokens in distinct:
@@ -73,7 +88,15 @@ def _rareness(
 def _similarities(
     captions: Sequence[tuple[int, ...]], rarity: Sequence[float]
 ) -> NDArray[np.float64]:
-    """Return the CIDEr-D, 0 to 10, of each caption (row) with each reference (column), (K, K)."""
+    """Compute CIDEr-D between all pairs of captions.
+
+    Args:
+        captions: Token ids of K distinct captions.
+        rarity: Rarity of each token, (V,), or empty.
+
+    Returns:
+        The score, from 0 to 10, of each caption (row) with each reference (column), (K, K).
+    """
     lengths = np.array([len(tokens) for tokens in captions], np.float64)
     total = np.zeros((len(captions), len(captions)))
     for size in NGRAMS:
@@ -90,7 +113,7 @@ def _similarities(
         norms = np.linalg.norm(values, axis=1)
         norms[norms == 0] = 1.0  # this caption is too short for n-grams of this size
         for row, value in enumerate(values):
-            own = value.nonzero()[0]  # n-grams that the caption lacks add nothing
+            own = value.nonzero()[0]  # other n-grams do not occur in the caption and add nothing
             part = values[:, own]
             total[row] += (np.minimum(value[own], part) * part).sum(axis=1) / (norms[row] * norms)
     difference = lengths[:, None] - lengths

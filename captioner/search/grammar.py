@@ -1,8 +1,9 @@
 """Grammar counted in human captions: where captions end, and which words never follow each other.
 
-The search needs this grammar for two reasons. A search that ends captions early would otherwise
-write *a cat sitting on top*. A search that rewards true words would otherwise write *a umbrella* or
-*a red and a banana*.
+The search needs this grammar if it rewards words that are true of the photo (see ``worth``). Such a
+search may end captions early. Without the grammar, it would write *a cat sitting on top*. It also
+writes true words at places where the decoder would not write them. Without the grammar, it would
+write *a umbrella* or *a red and a banana*.
 
 Notation: V tokens in the vocabulary (without the start tokens of styles), P pairs, Q triples.
 """
@@ -23,15 +24,19 @@ LEAST_SHARE = 0.02
 """A caption may end after a word if at least this share of the word's occurrences end a caption."""
 
 RARELY = 0.04
-"""A pair or triple counts as absent below this share of its expected number of occurrences."""
+"""A pair or triple counts as absent if it occurs less often than this share of the expected number.
+`absent_pairs` and `absent_triples` define this number."""
 
 FEWEST_PAIRS, FEWEST_TRIPLES = 2, 3
-"""Minimum number of expected occurrences of a pair or a triple before it can count as absent."""
+"""A pair or triple can count as absent only if its expected number of occurrences is at least this.
+Rarer combinations may be absent by chance."""
 
 ARTICLES = ("a", "an")
+"""The articles that the sound of the next word selects."""
+
 OTHER_ARTICLE = 0.25
-"""An article must make up at least this share of the articles before a word. Otherwise, the search
-does not write the article before this word."""
+"""The search does not write *a* (or *an*) before a word if less than this share of the articles
+before the word are *a* (or *an*)."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +50,17 @@ class Grammar:
     endings: NDArray[np.float32]
     """Share of each token's occurrences that end a caption, (V,).
 
-    The share is 0 if captions rarely end with the token, or if it is a function word or a number.
+    The share of rare tokens is lowered, because they may end captions by chance. It is 0 if it is
+    below ``LEAST_SHARE``, and for function words and numbers.
     """
     not_ending: NDArray[np.int64]
-    """Pairs such as "a snow" that do not end a caption, (P,). With a different first token, the
-    second token does end captions."""
+    """Pairs such as "a snow" that do not end a caption, (P,), although their second token ends
+    captions after other tokens."""
     not_following: NDArray[np.int64]
     """Pairs of tokens that do not follow each other, such as "a umbrella" or "large of", (P,)."""
     not_third: NDArray[np.int64]
-    """Triples such as "red and a" that do not occur, (Q,). With a different first token, the third
-    token does follow the second. The third token may be the end token."""
+    """Triples such as "red and a" that do not occur, (Q,), although their third token follows the
+    second after other tokens. The third token may be the end token."""
 
     @classmethod
     def count(cls, captions: Iterable[Sequence[int]], vocabulary: Vocabulary) -> Grammar:
@@ -77,11 +83,11 @@ class Grammar:
             ended.update(keys[-1:])
             thirds = [*tokens[2:], END]
             triples.update(key * size + third for key, third in zip(keys, thirds, strict=True))
-        words[UNKNOWN] = ends[UNKNOWN] = 0  # the search never writes the unknown word
+        words[UNKNOWN] = ends[UNKNOWN] = 0  # the search never writes the token for unknown words
         for counter in pairs, triples:
             for key in [key for key in counter if UNKNOWN in _tokens(key, size)]:
                 del counter[key]
-        shares = ends / (words + 10)  # a rare word may end captions by chance
+        shares = ends / (words + 10)  # + 10, because a rare word may end captions by chance
         shares[vocabulary.whole_words(FUNCTION_WORDS | NUMBERS)] = 0.0
         shares[shares < LEAST_SHARE] = 0.0
         not_ending = [
@@ -91,7 +97,7 @@ class Grammar:
             and (ended[key] + 8 * share) / (count + 8) < min(LEAST_SHARE, share / 3)
         ]
         not_following = absent_pairs(words, pairs) | wrong_articles(pairs, vocabulary)
-        # People do write "very very", but a search would repeat the word without end.
+        # No token follows itself. People do write "very very", but a search would not stop there.
         not_following |= {token * size + token for token in np.flatnonzero(words).tolist()}
         not_third = absent_triples(words, ends, pairs, triples)
         return cls(
@@ -101,16 +107,25 @@ class Grammar:
 
 
 def _tokens(key: int, size: int) -> tuple[int, ...]:
-    """Return the tokens of a stored pair or triple, the last token first."""
+    """Return the tokens of a stored triple, the last token first.
+
+    ``size`` is the size of the vocabulary, V. For a pair, the third token is 0 (padding).
+    """
     return key % size, key // size % size, key // size**2
 
 
 def absent_pairs(words: NDArray[np.float64], pairs: Counter[int]) -> set[int]:
-    """Return the pairs of tokens that hardly ever occur, though their words are frequent enough.
+    """Find pairs of tokens that occur much less often than their tokens let us expect.
+
+    The limits are ``RARELY`` and ``FEWEST_PAIRS``. A pair (a, b) is expected count(a) count(b) /
+    count(all) times.
 
     Args:
         words: Number of occurrences of each token, (V,).
-        pairs: Number of occurrences of each pair.
+        pairs: Number of occurrences of each pair, stored as in `Grammar`.
+
+    Returns:
+        The absent pairs, stored as in `Grammar`.
     """
     size, total = len(words), max(words.sum(), 1)
     return {
@@ -122,7 +137,15 @@ def absent_pairs(words: NDArray[np.float64], pairs: Counter[int]) -> set[int]:
 
 
 def wrong_articles(pairs: Counter[int], vocabulary: Vocabulary) -> set[int]:
-    """Return the pairs of a word with the wrong article, such as "a umbrella"."""
+    """Find the pairs of a wrong article and a word, such as "a umbrella" (see ``OTHER_ARTICLE``).
+
+    Args:
+        pairs: Number of occurrences of each pair, stored as in `Grammar`.
+        vocabulary: The vocabulary. If it lacks one of the articles, no pair is wrong.
+
+    Returns:
+        The wrong pairs, stored as in `Grammar`.
+    """
     size = len(vocabulary)
     articles = vocabulary.whole_words(ARTICLES)
     if len(articles) < len(ARTICLES):
@@ -141,13 +164,20 @@ def absent_triples(
     pairs: Counter[int],
     triples: Counter[int],
 ) -> set[int]:
-    """Return the triples that hardly ever occur, though their pairs are frequent enough.
+    """Find triples of tokens that occur much less often than their pairs let us expect.
+
+    The limits are ``RARELY`` and ``FEWEST_TRIPLES``. A triple (a, b, c) is expected count(a, b)
+    count(b, c) / count(b) times.
 
     Args:
         words: Number of occurrences of each token, (V,).
         ends: Number of captions that end with each token, (V,).
-        pairs: Number of occurrences of each pair.
-        triples: Number of occurrences of each triple. The third token may be the end token.
+        pairs: Number of occurrences of each pair, stored as in `Grammar`.
+        triples: Number of occurrences of each triple, stored as in `Grammar`. The third token may
+            be the end token.
+
+    Returns:
+        The absent triples, stored as in `Grammar`.
     """
     size = len(words)
     followers: dict[int, list[tuple[int, float]]] = {}

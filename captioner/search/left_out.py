@@ -1,6 +1,9 @@
-"""Words that were left out of a caption: the decoder's continuation after the caption's end.
+"""Words that the search left out of a caption, found by letting the decoder continue it.
 
-Notation: B photos, V tokens in the vocabulary, L regions, T words, U words left out.
+With the option ``certainty``, the search may end a caption before the decoder would end it. The
+continuation shows which words the decoder would have written next.
+
+Notation: B photos, U words left out.
 """
 
 from __future__ import annotations
@@ -22,7 +25,10 @@ def continuations(
     options: SearchOptions,
     words: SearchTokens = SearchTokens(),  # noqa: B008 - a tuple, never changed
 ) -> list[Hypothesis | None]:
-    """Continue each photo's caption, one most probable word at a time.
+    """Continue each photo's caption with the most probable words (greedy search).
+
+    Rules apply to these words, such as banned words. Words that are true of the photo are not
+    rewarded.
 
     Args:
         stepper: A new stepper for B photos.
@@ -31,7 +37,8 @@ def continuations(
         words: Token ids of the words in the options, from ``encode_search_words``.
 
     Returns:
-        The U words that follow each caption, or None if the decoder would also end it there.
+        The U words that follow each caption, or None if the decoder would end the caption at the
+        same place. ``log_prob`` of a result is the sum over these U words.
     """
     xp, device, end = stepper.xp, stepper.device, stepper.end_token
     rules = Rules(options, words, end, xp, device)
@@ -40,7 +47,7 @@ def continuations(
     for row, caption in enumerate(captions):
         tokens[row, : len(caption)] = caption[:longest]
     lengths = np.minimum([len(caption) for caption in captions], longest)
-    stops = np.full(count, longest)  # caption and continuation, in words
+    stops = np.full(count, longest)  # length of caption and continuation, in words
     found = []
     start = on_device(stepper.start_token, xp.int64, xp, device)
     last = xp.broadcast_to(start, (count,))[:, None]
@@ -51,7 +58,7 @@ def continuations(
         scores = xp.asarray(advance.log_probs, copy=True)
         rules.forbid(scores, so_far)
         chosen = to_numpy(xp.argmax(scores[:, 0], axis=1)).copy()
-        chosen[to_numpy(xp.max(scores[:, 0], axis=1)) == -np.inf] = end  # all forbidden
+        chosen[to_numpy(xp.max(scores[:, 0], axis=1)) == -np.inf] = end  # all words are forbidden
         free = (t >= lengths) & (t < stops)
         tokens[free, t] = chosen[free]
         stops[free & (chosen == end)] = t

@@ -1,8 +1,9 @@
 """Rules for the next word: length limits, repetition, banned words, bad endings and rare words.
 
 A rule sets the log-probabilities of forbidden words to -inf and leaves all other words unchanged.
-The preference for rare words is different: it changes all probabilities that the search uses.
-Captions still report the model's own probabilities.
+There are two exceptions. The option ``neutral`` moves the probability of *man* to *person*, and the
+option ``rare_words`` changes all probabilities that the search uses. Captions still report the
+model's own probabilities without the effect of ``rare_words``.
 
 Notation: B photos, K beams, V tokens in the vocabulary, T words so far.
 """
@@ -22,7 +23,15 @@ class Rules:
     def __init__(
         self, options: SearchOptions, words: SearchTokens, end_token: int, xp: Any, device: Any
     ) -> None:
-        """Copy the token ids of the words to the search's device, as arrays of its library."""
+        """Copy the words of the rules to the device of the search.
+
+        Args:
+            options: Search options.
+            words: Token ids of the words in the options.
+            end_token: The end token.
+            xp: Namespace of the search's arrays (see ``arrays.namespace``).
+            device: Device of the search's arrays.
+        """
         self.options = options
         self.end_token = end_token
         self.xp = xp
@@ -41,7 +50,13 @@ class Rules:
         self.rarity = on_device(words.rarity, xp.float32, xp, device)
 
     def merge_people(self, log_probs: Array) -> None:
-        """Move the probability of *man*, *boy*, ... to *person*, *child*, ..., in place."""
+        """Add the probabilities of words such as *man* to their neutral word, such as *person*.
+
+        The replaced words get probability 0. Without the option ``neutral``, nothing changes.
+
+        Args:
+            log_probs: Log-probabilities of the next word, (B, K, V), changed in place.
+        """
         for group in self.groups:
             neutral, members = group[0], group[1:]
             merged = log_sum_exp(log_probs[..., group])
@@ -49,12 +64,16 @@ class Rules:
             log_probs[..., neutral] = merged
 
     def favour_rare_words(self, log_probs: Array) -> Array:
-        """Return the log-probabilities for the search, raised for rare words.
+        """Return log-probabilities that are raised for rare words, (B, K, V).
 
         Without the option ``rare_words``, the array is returned unchanged.
 
         Source: Menon et al. 2021 (arXiv:2007.07314), section 4.2, logit adjustment after training.
-        Deviation: the frequencies are estimated from the ranks of the words.
+        Deviation: The frequencies are estimated from the ranks of the words (see
+        ``words.rarities``).
+
+        Args:
+            log_probs: Log-probabilities of the next word, (B, K, V).
         """
         if not self.options.rare_words:
             return log_probs
@@ -63,7 +82,7 @@ class Rules:
     def forbid(self, log_probs: Array, tokens: Array) -> None:
         """Set the log-probabilities of forbidden words to -inf, in place.
 
-        Values for finished captions are undefined afterwards.
+        Values for finished captions are undefined afterwards, because the search does not use them.
 
         Args:
             log_probs: Log-probabilities of the next word, (B, K, V).
@@ -84,7 +103,7 @@ class Rules:
             if length > 0:
                 bad = xp.any(tokens[..., -1:] == self.bad_endings, axis=-1)  # (B, K)
                 ends[...] = xp.where(bad, -xp.inf, ends)
-            if length == options.max_length - 1:  # truncation ends the caption here
+            if length == options.max_length - 1:  # the last word, which must not be a bad ending
                 log_probs[..., self.bad_endings] = -xp.inf
         if options.block_repeats and length > 0:
             self._forbid_words(log_probs, tokens, ~xp.isin(tokens, self.repeatable))
@@ -92,13 +111,16 @@ class Rules:
             self._block_ngrams(log_probs, tokens)
 
     def _block_ngrams(self, log_probs: Array, tokens: Array) -> None:
-        """Forbid every word that would complete a repeated n-gram of ``block_ngrams`` words.
+        """Forbid every word that would repeat an earlier sequence of ``block_ngrams`` words.
 
-        Source: Paulus et al. 2018 (arXiv:1705.04304), section 2.5, for n = 3.
+        For the arguments, see ``forbid``.
+
+        Source: Paulus et al. 2018 (arXiv:1705.04304), section 2.5. Deviation: The length of the
+        sequences can be chosen. In the paper, it is 3.
         """
         xp, size = self.xp, self.options.block_ngrams
-        count = tokens.shape[2] - size + 1  # P
-        # (B, K, P, size)
+        count = tokens.shape[2] - size + 1  # P, the number of sequences so far
+        # All sequences so far, (B, K, P, size)
         ngrams = xp.stack([tokens[..., i : i + count] for i in range(size)], axis=3)
         prefix = tokens[..., None, count:]  # (B, K, 1, size - 1)
         repeated = xp.all(ngrams[..., :-1] == prefix, axis=-1)  # (B, K, P)
@@ -112,8 +134,8 @@ class Rules:
         Args:
             log_probs: Log-probabilities of the next word, (B, K, V).
             words: Token ids, (B, K, n).
-            where: True for the words to forbid, (B, K, n). Equal words of a beam must have equal
-                values.
+            where: True for the words to forbid, (B, K, n). If a word occurs twice in a beam, both
+                values must be equal, because either value may be used.
         """
         xp, device = self.xp, log_probs.device
         photos = xp.arange(words.shape[0], device=device)[:, None, None]

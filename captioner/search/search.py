@@ -2,25 +2,27 @@
 
     beams = one empty caption per photo
     until every photo is finished:
-        advance   score every possible next word of every caption with the stepper
-        merge     move the probability of man, woman, ... to person (optional)
-        favour    raise the scores of rare words (optional)
-        weigh     add rewards for words that are probably true of the photo (optional)
+        advance   compute the log-probability of every next word of every caption (stepper)
+        merge     move the probability of man, woman, ... to person (option neutral)
+        widen     add the probability of man, woman, ... to person (option certainty)
+        favour    raise the scores of rare words (option rare_words)
+        weigh     add rewards for words that are probably true of the photo (if it was read)
         forbid    exclude the words that break a rule
         choose    let the strategy pick the continuations to keep
-    rerank        order the captions by how well they agree (optional)
+    rerank        order the captions by how well they agree (option candidates)
 
 The search does not depend on the model. It works with any object that has the methods of
 ``Stepper``. All photos and beams of a batch advance together, without a Python loop over photos or
 beams. Finished photos leave the batch. Each step waits for the device only once, to find out which
 photos are finished.
 
-A finished caption stays in the beam with a frozen score, so the beam always contains the best
-captions found so far. Attention maps and gates are stored once per step. At the end, the maps and
-gates of a returned caption are collected by following its parent pointers back through the steps.
+A beam is a place for one caption of a photo. A finished caption keeps its beam and its score, so
+the beams always contain the best captions found so far. Each word stores the beam that it
+continued, its parent. Attention maps and gates are stored once per step. At the end, the search
+follows the parents of a returned caption back through the steps to collect its maps and gates.
 
-Notation: N photos, B unfinished photos, K beams, V tokens in the vocabulary, L regions, T words so
-far, n returned captions.
+Notation: N photos, B unfinished photos, K beams per photo, V tokens in the vocabulary, L regions,
+T words so far, n returned captions per photo.
 """
 
 from __future__ import annotations
@@ -42,11 +44,11 @@ from captioner.search.words import SearchTokens
 from captioner.search.worth import Worth, build_rewards
 
 _KEPT_SAMPLES = 0.8
-"""Share of the sampled candidates to compare with each other. The worst candidates are dropped."""
+"""Share of the sampled candidates to compare with each other. The lowest-ranking are dropped."""
 
 
 class Advance(NamedTuple):
-    """The decoder's output for one step."""
+    """The result of a stepper for one step."""
 
     log_probs: Array
     """Log-probabilities of the next word, (B, K, V), float32. Words that the model never generates
@@ -60,7 +62,7 @@ class Advance(NamedTuple):
 class Stepper(Protocol):
     """A decoder that advances a batch of photos by one word and keeps the state of every beam.
 
-    A new stepper has one beam per photo.
+    A new stepper has one beam per photo. After that, ``reorder`` sets the number of beams.
     """
 
     xp: Any
@@ -70,23 +72,30 @@ class Stepper(Protocol):
     start_token: int | Array
     """Start token, either one for all photos or one per photo, (B,)."""
     end_token: int
+    """End token of all captions."""
 
     @property
     def batch_size(self) -> int:
         """The number of photos that are not finished yet, B."""
 
     def advance(self, tokens: Array) -> Advance:
-        """Pass the last word of each beam, (B, K), to the decoder, and score the next word."""
-
-    def reorder(self, parents: Array) -> None:
-        """Continue each beam from a beam of the last step.
+        """Pass the last word of each caption to the decoder, and score the next word.
 
         Args:
-            parents: Beam k of photo b continues from beam ``parents[b, k]``, (B, K).
+            tokens: The last word of the caption in each beam, (B, K). At first, it is the start
+                token.
+        """
+
+    def reorder(self, parents: Array) -> None:
+        """Rearrange the decoder's state to the beams that the strategy has chosen.
+
+        Args:
+            parents: Beam of the last step that each beam continues, (B, K). Beam k of photo b
+                continues beam ``parents[b, k]``.
         """
 
     def keep(self, rows: Array) -> None:
-        """Drop all photos except the photos in these rows, (B',)."""
+        """Drop all photos except those with these indices in the batch, (B',)."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +103,9 @@ class Hypothesis:
     """A caption of T tokens, without start and end tokens."""
 
     tokens: list[int]
+    """Token ids of the words, T of them."""
     token_log_probs: NDArray[np.float32]
-    """The model's own log-probability of each token, (T,), without rewards by the search."""
+    """The model's own log-probability of each token, (T,), without rewards of the search."""
     alphas: NDArray[np.float32]
     """Attention weights of each token, (T, L)."""
     gates: NDArray[np.float32]
@@ -107,11 +117,14 @@ class Hypothesis:
 
 
 class _Finished(NamedTuple):
-    """The captions to return for the photos that finished in the same step."""
+    """The captions to return for B photos that finished in the same step."""
 
-    photos: Array  # (B,)
-    steps: list[list[Array]]  # alphas and gates of each step, see ``search``
-    beams: Beams  # (B, n, ...), best first
+    photos: Array
+    """Index of each photo in the original batch, (B,)."""
+    steps: list[list[Array]]
+    """Attention weights, (B, beams, L), and gates, (B, beams), of each step."""
+    beams: Beams
+    """The captions, (B, n, ...), best first."""
 
 
 def search(
@@ -125,16 +138,17 @@ def search(
     """Search for the best captions of every photo.
 
     Args:
-        stepper: A new stepper for the photos.
+        stepper: A new stepper for the N photos.
         options: Search options.
         words: Token ids of the words in the options, from ``encode_search_words``.
-        seeds: Random seed for each photo, combined with ``options.seed``. By default, the index of
-            the photo.
-        worth: The truth of every word for these photos. If None, true words are not rewarded.
+        seeds: Random seed for each photo, combined with ``options.seed``. Only sampling uses it.
+            By default, the index of the photo.
+        worth: The probability that each word is true of each photo. If None, true words are not
+            rewarded.
 
     Returns:
-        The best captions of each photo, best first. Their number is ``options.num_captions``, or
-        less if the search found fewer different captions.
+        The captions of each photo, best first. Their number is ``options.num_captions``, or less
+        if the search found fewer different captions.
     """
     count, xp, device = stepper.batch_size, stepper.xp, stepper.device
     if not count:
@@ -153,7 +167,7 @@ def search(
     beams = _start(count, xp, device)
     last = on_device(stepper.start_token, xp.int64, xp, device)
     last = xp.broadcast_to(last, (count,))[:, None]
-    # For every step: alphas (B, parents, L) and gates (B, parents).
+    # For every step: alphas (B, beams, L) and gates (B, beams).
     steps: list[list[Array]] = []
     finished: list[_Finished] = []
     for t in range(options.max_length):
@@ -168,7 +182,7 @@ def search(
         steps.append([advance.alphas, advance.gates])
         stepper.reorder(choice.parents)
         final = t == options.max_length - 1
-        # The only synchronization of a step.
+        # This is the only line in which a step waits for the device.
         done = np.ones(len(photos), bool) if final else to_numpy(strategy.finished(beams))
         if done.any():
             ready, remaining = (
@@ -194,7 +208,15 @@ def search(
 def _results(
     finished: Sequence[_Finished], count: int, options: SearchOptions, end: int, rescored: bool
 ) -> list[list[Hypothesis]]:
-    """Return the captions of each photo, best first."""
+    """Collect the captions of each photo, best first.
+
+    Args:
+        finished: The captions, in groups of photos that finished in the same step.
+        count: Number of photos, N.
+        options: Search options.
+        end: The end token.
+        rescored: Whether the search changed the model's probabilities (see ``_trace``).
+    """
     results: list[list[Hypothesis]] = [[] for _ in range(count)]
     for photo, hypothesis in (one for each in finished for one in _trace(each, end, rescored)):
         results[photo].append(hypothesis)
@@ -209,11 +231,11 @@ def _most_agreed(
 ) -> list[Hypothesis]:
     """Return the captions of a photo that agree best with all of the photo's candidates.
 
-    Probable captions must count more. Probable captions are sampled more often, so every sample has
-    the same weight. The lowest-ranking fifth of the samples is dropped. These samples are used only
-    if the other samples contain too few different captions.
+    Probable captions should count more. If captions were sampled, probable captions already occur
+    more often, so every sample has the same weight. The lowest-ranking fifth of the samples is
+    dropped. These samples are used only if the other samples contain too few different captions.
 
-    Beam search finds each caption only once, so its captions are weighted by the square root of
+    Beam search finds each caption only once. So its captions are weighted by the square root of
     their probability. With the probability itself, the first caption would outweigh all others.
 
     Args:
@@ -254,10 +276,10 @@ def _totals(beams: Beams, log_probs: Array, end_token: int) -> Array:
 
 
 def _each(index: Array) -> Array:
-    """Return row numbers, (B, 1), for selecting different columns in each row.
+    """Return row numbers, (B, 1), that help to select different columns in each row.
 
-    For an array of shape (B, K, ...), ``array[_each(index), index]`` selects the columns
-    ``index[b]`` of each row b. The result has the shape (B, n, ...).
+    ``index`` contains n columns for each row, (B, n). For an array of the shape (B, K, ...),
+    ``array[_each(index), index]`` selects these columns. The result has the shape (B, n, ...).
     """
     return namespace(index).arange(len(index), device=index.device)[:, None]
 
@@ -268,8 +290,11 @@ def _extend(beams: Beams, choice: Choice, log_probs: Array, end_token: int) -> B
     Args:
         beams: The captions so far.
         choice: The continuations to keep.
-        log_probs: The model's log-probabilities of the next word, (B, K, V).
+        log_probs: The model's own log-probabilities of the next word, (B, K, V).
         end_token: The end token.
+
+    Returns:
+        The captions in the new beams, with one more word each.
     """
     xp, parents, words = namespace(choice.words), choice.parents, choice.words
     each = _each(parents)
@@ -286,12 +311,12 @@ def _extend(beams: Beams, choice: Choice, log_probs: Array, end_token: int) -> B
 
 
 def _select(beams: Beams, rows: Array) -> Beams:
-    """Return the beams of the photos in these rows."""
+    """Return the beams of the photos with these indices in the batch."""
     return Beams(*(part[rows] for part in beams))
 
 
 def _distinct(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
-    """Drop repeated captions. Only the first copy of each caption is kept."""
+    """Return the captions without repetitions. Only the first copy of each caption is kept."""
     first: dict[tuple[int, ...], Hypothesis] = {}
     for hypothesis in hypotheses:
         first.setdefault(tuple(hypothesis.tokens), hypothesis)
@@ -306,8 +331,9 @@ def _trace(finished: _Finished, end_token: int, rescored: bool) -> Iterator[tupl
     Args:
         finished: The captions and the steps that led to them.
         end_token: The end token.
-        rescored: True if the search changed the model's probabilities. The log-probability of a
-            caption is then the sum of the model's own log-probabilities.
+        rescored: Whether the search changed the model's probabilities. If so, the scores of the
+            captions are not log-probabilities, and ``Hypothesis.log_prob`` is the sum of the
+            model's own log-probabilities instead.
     """
     xp, beams = namespace(finished.photos), finished.beams
     each = _each(beams.scores)

@@ -1,12 +1,14 @@
-"""Search strategies. They decide which continuations to keep and which captions to return.
+"""Search strategies, which decide which continuations to keep and which captions to return.
 
-    BeamSearch       keeps the most probable continuations (with beam size 1, greedy search)
-    DiverseBeams     divides the beams into groups that avoid the same words (beam_groups)
+A continuation is a caption so far with one more word. The search options select the strategy:
+
+    BeamSearch       keeps the most probable continuations (beam_size; 1 is greedy search)
+    DiverseBeams     splits the beams into groups that avoid each other's words (beam_groups)
     ForcedWords      keeps separate beams for each number of forced words used (forced_words)
     Sampling         draws one random continuation per caption (temperature, top_k, top_p)
 
-Notation: B photos, K beams, V tokens in the vocabulary, T words so far, C forced words, n returned
-captions.
+Notation: B photos, K beams per photo (with sampling: samples), V tokens in the vocabulary, T words
+so far, C forced words, n returned captions per photo.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ class Beams(NamedTuple):
     scores: Array
     """Sum of the log-probabilities that the search uses, (B, K). An unused beam has -inf."""
     lengths: Array
-    """Number of scored tokens, including the end token, (B, K)."""
+    """Number of tokens that the score sums over, including the end token, (B, K)."""
     ended: Array
     """True for captions with an end token, (B, K)."""
     tokens: Array
@@ -35,7 +37,8 @@ class Beams(NamedTuple):
     log_probs: Array
     """The model's own log-probabilities of the tokens, (B, K, T)."""
     parents: Array
-    """Beam that each word continued, (B, K, T). The word's attention and gate are stored there."""
+    """Beam that each word continued, (B, K, T). The attention and the gate of a word are found in
+    this beam of the word's step."""
 
 
 class Choice(NamedTuple):
@@ -53,18 +56,24 @@ class Strategy:
     """Base class of the strategies. Subclasses implement ``choose``."""
 
     gain = 0.0
-    """Maximum by which a score may still rise, in nats. Above 0 only if true words are rewarded."""
+    """Amount by which the score of an unfinished caption is expected to rise at most (nats).
+
+    Above 0 only if true words are rewarded. It is then the largest reward of a single word, so
+    several true words could exceed it.
+    """
 
     def __init__(self, options: SearchOptions) -> None:
         self.options = options
-        # With a certainty, each word must earn its own cost, so long captions need no bonus.
         self.penalty = 0.0 if options.certainty else options.length_penalty
+        """Exponent of the length in ``ranks``. With ``certainty``, a caption should contain only
+        the words that are worth their cost, so long captions are not favoured."""
 
     def choose(self, totals: Array, beams: Beams, photos: Array) -> Choice:
         """Choose the continuations to keep, for all photos together.
 
         Args:
-            totals: Score of every caption with every possible next word, (B, K, V).
+            totals: Score of every caption with every possible next word, (B, K, V). The only
+                continuation of a finished caption is another end token, with the same score.
             beams: The captions so far.
             photos: Index of each photo in the original batch, (B,).
         """
@@ -73,13 +82,14 @@ class Strategy:
     def finished(self, beams: Beams) -> Array:
         """Return, for each photo, whether its best captions can no longer be beaten, (B,).
 
-        Log-probabilities are never positive. The rank of an unfinished caption is therefore bounded
-        by its present score plus ``gain``, normalized by the maximum length. In every group of
-        beams, the captions to return must rank above this bound.
+        Log-probabilities are never positive, so the score of an unfinished caption rises only
+        through rewards, by about ``gain`` at most. Its final rank is therefore bounded by
+        (score + gain) / max_length ** penalty. A photo is finished if the captions to return rank
+        above this bound, in every group of beams.
         """
         xp, options = namespace(beams.scores), self.options
         groups, penalty = options.beam_groups, self.penalty
-        # Groups may find the same captions, so each group must finish enough captions itself.
+        # Two groups may find the same caption, so each group must finish enough captions itself.
         count = min(options.num_captions, options.beam_size // groups)
         shape = (len(beams.scores), groups, -1)
         scores, lengths = beams.scores.reshape(shape), beams.lengths.reshape(shape)
@@ -90,14 +100,16 @@ class Strategy:
         ranks = xp.where(ended, scores / lengths**penalty, -xp.inf)
         worst_returned = top_k(ranks, count)[0][..., -1]
         bound = xp.max(bounds, axis=2)
-        # Not >=: at equal ranks, an unfinished caption could be returned as finished.
+        # With >= instead of >, a photo could finish while an unfinished caption has an equal rank,
+        # and this caption could then be returned.
         return xp.all((worst_returned > bound) | (bound == -xp.inf), axis=1)
 
     def best(self, beams: Beams) -> Array:
         """Select the beams with the captions to return, best first.
 
-        With groups, all beams are selected: first the best beam of each group, then the second beam
-        of each group, and so on.
+        With groups, all beams are selected, because the groups may contain the same captions, which
+        are dropped later. First comes the best beam of each group, then the second beam of each
+        group, and so on.
 
         Returns:
             Indices of the beams, (B, n). Beams of equal rank keep their order.
@@ -108,20 +120,20 @@ class Strategy:
             return order[:, : self.options.num_captions]
         xp = namespace(ranks)
         inside = argsort(ranks.reshape(len(ranks), groups, -1), axis=2)
-        places = xp.argsort(inside, axis=2).reshape(ranks.shape)  # of each beam within its group
+        places = xp.argsort(inside, axis=2).reshape(ranks.shape)  # place of each beam in its group
         by_place = xp.argsort(xp.take_along_axis(places, order, axis=1), axis=1, stable=True)
         return xp.take_along_axis(order, by_place, axis=1)
 
     def ranks(self, beams: Beams) -> Array:
-        """Return the scores normalized by length, score / length ** penalty, (B, K)."""
+        """Return the scores that captions are compared by, score / length ** penalty, (B, K)."""
         return beams.scores / beams.lengths**self.penalty
 
 
 class BeamSearch(Strategy):
-    """Beam search: keep the most probable captions."""
+    """Beam search: keep the captions with the highest scores."""
 
     def choose(self, totals: Array, beams: Beams, photos: Array) -> Choice:
-        """See ``Strategy.choose``."""
+        """Choose the continuations with the highest scores (see ``Strategy.choose``)."""
         del beams, photos
         vocabulary = totals.shape[2]
         size = min(self.options.beam_size, totals.shape[1] * vocabulary)
@@ -132,14 +144,15 @@ class BeamSearch(Strategy):
 class DiverseBeams(Strategy):
     """Diverse beam search: each group of beams is penalized for words that earlier groups chose.
 
-    The penalty counts the choices of the same step. It affects which words are chosen, but not the
-    scores of the captions.
+    At each step, the groups choose one after the other. A word costs ``diversity`` for each time
+    that an earlier group has chosen it at this step. The cost affects which words are chosen, but
+    not the scores of the captions.
 
     Source: Vijayakumar et al. 2018 (arXiv:1610.02424), Hamming diversity. Deviation: none.
     """
 
     def choose(self, totals: Array, beams: Beams, photos: Array) -> Choice:
-        """Choose continuations group by group. See ``Strategy.choose``."""
+        """Choose the continuations of one group after the other (see ``Strategy.choose``)."""
         del photos
         xp = namespace(totals)
         batch, width, vocabulary = totals.shape
@@ -147,6 +160,7 @@ class DiverseBeams(Strategy):
         first = beams.tokens.shape[2] == 0  # all groups continue the single empty caption
         own = width if first else width // groups
         size = min(self.options.beam_size // groups, own * vocabulary)
+        # How often earlier groups chose each word.
         taken = xp.zeros((batch, 1, vocabulary), dtype=totals.dtype, device=totals.device)
         vocabulary_tokens = xp.arange(vocabulary, device=totals.device)
         choices = []
@@ -169,23 +183,26 @@ class ForcedWords(Strategy):
     """Grid beam search: a separate bank of beams for each number of forced words used so far.
 
     Captions compete only within their bank. Otherwise, captions with an improbable forced word
-    would be dropped. Only captions in the last bank, with all forced words, may end.
+    would be dropped. A caption moves to the next bank with each forced word. Only captions in the
+    last bank, which contain all forced words, may end.
 
-    Source: Hokamp and Liu 2017 (arXiv:1704.07138). Deviation: constraints are single words, and a
-    repeated word counts once.
+    Source: Hokamp and Liu 2017 (arXiv:1704.07138). Deviation: Each constraint is a single word. A
+    forced word that a caption repeats counts once.
     """
 
     def __init__(
         self, options: SearchOptions, words: SearchTokens, end_token: int, xp: Any, device: Any
     ) -> None:
+        """Copy the forced words to the device of the search. For the arguments, see `Rules`."""
         super().__init__(options)
         self.forced = on_device(words.forced, xp.int64, xp, device)  # (C,)
         self.end_token = end_token
 
     def choose(self, totals: Array, beams: Beams, photos: Array) -> Choice:
-        """Choose the continuations of every bank. The returned beams are sorted by bank.
+        """Choose the continuations of every bank (see ``Strategy.choose``).
 
-        See ``Strategy.choose``.
+        The returned beams are sorted by bank, beginning with the bank without forced words. All
+        banks have the same number of beams.
         """
         del photos
         xp = namespace(totals)
@@ -195,14 +212,15 @@ class ForcedWords(Strategy):
         used = self._used(beams)  # (B, K, C)
         may_end = xp.all(used, axis=2)
         of_forced = totals[..., forced]  # (B, K, C)
-        move = xp.where(used, -xp.inf, of_forced)  # to the next bank
+        # Scores of the words that move a caption to the next bank, and of all other words.
+        move = xp.where(used, -xp.inf, of_forced)
         stay = xp.asarray(totals, copy=True)
         stay[..., forced] = xp.where(used, of_forced, -xp.inf)
         stay[..., self.end_token] = xp.where(may_end, stay[..., self.end_token], -xp.inf)
         first = beams.tokens.shape[2] == 0
-        if first:  # the single empty caption is in the first bank
+        if first:  # the only caption is empty and belongs to the first bank
             stay, move = (_with_empty_banks(part, banks) for part in (stay, move))
-        own = stay.shape[1] // banks
+        own = stay.shape[1] // banks  # number of beams in each bank
         stay = stay.reshape(batch, banks, -1)  # (B, banks, own V)
         move = move.reshape(batch, banks, -1)
         nothing = xp.full_like(move[:, :1], -xp.inf)
@@ -219,7 +237,7 @@ class ForcedWords(Strategy):
         return Choice(*(part.reshape(batch, -1) for part in (scores, parents, words)))
 
     def ranks(self, beams: Beams) -> Array:
-        """Return the scores normalized by length, or -inf for captions without all forced words."""
+        """Return the ranks of captions, (B, K), or -inf for captions without all forced words."""
         ranks = super().ranks(beams)
         xp = namespace(ranks)
         return xp.where(xp.all(self._used(beams), axis=2), ranks, -xp.inf)
@@ -232,28 +250,33 @@ class ForcedWords(Strategy):
 class Sampling(Strategy):
     """Sampling: draw every word at random, independently for each caption.
 
-    If both ``top_k`` and ``top_p`` are set, ``top_k`` applies first.
+    A word is drawn with its probability at the option ``temperature``. With ``top_k``, only this
+    many of the most probable words can be drawn. With ``top_p``, only the most probable words can
+    be drawn that together reach this probability. If both are set, ``top_k`` applies first.
 
-    Source: nucleus (top-p) sampling, Holtzman et al. 2020 (arXiv:1904.09751). Top-k sampling, Fan
-    et al. 2018 (arXiv:1805.04833).
+    Source: Holtzman et al. 2020 (arXiv:1904.09751), nucleus (top-p) sampling. Fan et al. 2018
+    (arXiv:1805.04833), top-k sampling. Deviation: none.
     """
 
     def __init__(self, options: SearchOptions, seeds: Sequence[int], xp: Any, device: Any) -> None:
-        """Generate the uniform random numbers of every photo from its own seed."""
+        """Generate the random numbers of every photo in advance, from the photo's own seed.
+
+        A photo then gets the same captions in every batch.
+        """
         super().__init__(options)
         shape = (options.num_captions, options.max_length)
         uniform = [np.random.default_rng([options.seed, seed]).random(shape) for seed in seeds]
         self.uniform = on_device(np.array(uniform), xp.float32, xp, device)  # (N, K, T)
 
     def choose(self, totals: Array, beams: Beams, photos: Array) -> Choice:
-        """Draw one continuation per caption. See ``Strategy.choose``."""
+        """Draw one continuation per caption (see ``Strategy.choose``)."""
         xp = namespace(totals)
         batch, _, vocabulary = totals.shape
         width, length = self.options.num_captions, beams.tokens.shape[2]
         # Before the first word, all samples share one empty caption.
         totals = xp.broadcast_to(totals, (batch, width, vocabulary))
-        # Relative to the best word, so that a small temperature cannot make all words underflow. If
-        # every word is forbidden, all shares are 0.
+        # Subtract the best score first. Otherwise, all shares would underflow to 0 at a small
+        # temperature. If every word is forbidden, all shares are 0.
         best = xp.max(totals, axis=2, keepdims=True)
         below = totals - xp.where(best == -xp.inf, 0.0, best)
         shares = xp.exp(below / max(self.options.temperature, 1e-30))
@@ -266,14 +289,14 @@ class Sampling(Strategy):
             shares = xp.take_along_axis(shares, order, axis=2)
             index = xp.take_along_axis(index, order, axis=2)
             before = xp.cumulative_sum(shares, axis=2) - shares
-            # The first word is always kept, even for a top_p that rounds to 0.
+            # The most probable word is always kept, even for a top_p that rounds to 0.
             keep = before < self.options.top_p * xp.sum(shares, axis=2, keepdims=True)
             shares = shares * keep
         mass = xp.cumulative_sum(shares, axis=2)  # (B, K, candidate words)
         threshold = self.uniform[photos][:, :, length, None] * mass[..., -1:]
-        # int32: by default, torch sums booleans in a type that is ten times slower.
+        # int32, because torch sums booleans in int64 by default, which is ten times slower.
         sampled = xp.sum(mass <= threshold, axis=2, keepdims=True, dtype=xp.int32)
-        # Rounding must not select a word after the last one with a share.
+        # Rounding must not select a word that comes after the last word with a share above 0.
         last = xp.sum(mass < mass[..., -1:], axis=2, keepdims=True, dtype=xp.int32)
         chosen = xp.astype(xp.where(sampled < last, sampled, last), xp.int64)
         words = xp.take_along_axis(index, chosen, axis=2)
@@ -301,7 +324,16 @@ def build_strategy(
     xp: Any,
     device: Any,
 ) -> Strategy:
-    """Build the strategy for the search options. For the arguments, see ``search``."""
+    """Build the strategy that the search options select.
+
+    Args:
+        options: Search options.
+        words: Token ids of the words in the options.
+        seeds: Random seed for each photo, (N,), for sampling.
+        end_token: The end token.
+        xp: Namespace of the search's arrays (see ``arrays.namespace``).
+        device: Device of the search's arrays.
+    """
     if options.temperature > 0:
         return Sampling(options, seeds, xp, device)
     if options.beam_groups > 1:
@@ -312,7 +344,10 @@ def build_strategy(
 
 
 def _with_empty_banks(part: Array, banks: int) -> Array:
-    """Extend an array (B, 1, n) to (B, banks, n). All banks except the first are -inf."""
+    """Extend scores of one beam, (B, 1, n), to all banks, (B, banks, n).
+
+    The scores in all banks except the first are -inf.
+    """
     xp = namespace(part)
     empty = (part.shape[0], banks - 1, part.shape[2])
     return xp.concat([part, xp.full(empty, -xp.inf, dtype=part.dtype, device=part.device)], axis=1)

@@ -3,9 +3,9 @@
 This module does not import torch, so a command can report an unknown word quickly.
 
 With the option ``neutral``, captions do not guess the sex or age of people. The probabilities of
-*man*, *woman*, *lady*, *guy*, ... are added to the probability of *person* before the search
-chooses a word. The attention, log-probability, article and grammar therefore fit the word *person*.
-In the same way, *boy* and *girl* become *child*.
+words such as *man*, *woman*, *lady* and *guy* are added to the probability of *person* before the
+search chooses a word. In the same way, *boy* and *girl* become *child*. If words were replaced in
+the finished caption instead, its grammar, attention and probabilities would not fit the new words.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from captioner.text.vocabulary import (
     Vocabulary,
 )
 
+# The words that imply a sex or age, by the neutral word that replaces them.
 _GROUPS = {
     "person": """
         man woman guy lady gentleman adult teenager teen youth human mother father mom dad parent
@@ -45,7 +46,9 @@ _GROUPS = {
     "them": "him",
     "themselves": "himself herself",
 }
+# Words that ``neutral`` never writes.
 _NEVER = "male female elderly teenage middle-aged aged womans mans"
+# Words for an age. They may describe things ("an old house"), but not the following words.
 _AGES = "young younger old older"
 _NOT_AFTER_AGES = "person people couple couples"
 
@@ -56,7 +59,7 @@ NEUTRAL_WORDS = {word: neutral for neutral, words in _GROUPS.items() for word in
 _WIDE = ("person", "people", "child", "children")
 
 WIDE_WORDS = {word: wide for word, wide in NEUTRAL_WORDS.items() if wide in _WIDE}
-"""The general word for each specific word, such as *person* for *man*; see ``worth.Worth.wide``."""
+"""The general word for each specific word, such as *person* for *man* (see ``Worth.wide``)."""
 
 
 REPEATABLE = (FUNCTION_WORDS | NUMBERS) - {"back", "front", "side", "top"}
@@ -67,22 +70,23 @@ The four nouns are excluded, because the search would otherwise write "the side 
 
 
 class PeopleTokens(NamedTuple):
-    """Token ids of the words for people in a vocabulary."""
+    """Token ids of the words that the option ``neutral`` affects, in one vocabulary."""
 
     groups: tuple[tuple[int, ...], ...] = ()
     """Groups of tokens. Each group is a neutral word, followed by the words that it replaces."""
     never: tuple[int, ...] = ()
-    """Words that are never used."""
+    """Words that captions must not contain."""
     ages: tuple[int, ...] = ()
     """Words for the age of people or things, such as "old"."""
     not_after_ages: tuple[int, ...] = ()
-    """Words for people that must not follow an age word."""
+    """Words for people, which must not follow a word in ``ages``."""
 
 
 def people_tokens(vocabulary: Vocabulary) -> PeopleTokens:
-    """Look up the words for people in a vocabulary.
+    """Look up the token ids of the words that ``neutral`` affects.
 
-    If a neutral word is not in the vocabulary, the words that it would replace are never used.
+    If a neutral word is not in the vocabulary, captions must not contain the words that it would
+    replace.
     """
     groups, unmerged = [], []
     for neutral, words in _GROUPS.items():
@@ -100,8 +104,8 @@ def people_tokens(vocabulary: Vocabulary) -> PeopleTokens:
 def neutral_caption(text: str) -> str:
     """Replace the words in a reference caption that imply a person's sex or age.
 
-    The words are replaced one by one, so the grammar of the result may be wrong. Use the result
-    only for metrics.
+    Metrics use the result to compare references with captions of the option ``neutral``. The words
+    are replaced one by one, so the grammar of the result may be wrong.
     """
     words = [NEUTRAL_WORDS.get(word, word) for word in tokenize(normalize(text))]
     kept = []
@@ -109,7 +113,8 @@ def neutral_caption(text: str) -> str:
         age = word in _AGES.split() and following in _NOT_AFTER_AGES.split()
         if not age and word not in _NEVER.split():
             kept.append(word)
-    pairs = zip(kept, [*kept[1:], ""], strict=True)  # "an elderly man" is "a person"
+    pairs = zip(kept, [*kept[1:], ""], strict=True)
+    # Correct the article if a word was dropped: "an elderly man" becomes "a person".
     nouns = {*_GROUPS, *_NOT_AFTER_AGES.split()}
     return " ".join("a" if one == "an" and after in nouns else one for one, after in pairs)
 
@@ -124,14 +129,15 @@ class SearchTokens(NamedTuple):
     bad_endings: tuple[int, ...] = ()
     """Words that captions must not end with, if ``guard_endings`` is set."""
     repeatable: tuple[int, ...] = ()
-    """Words that a caption may repeat, if ``block_repeats`` is set."""
+    """Words that a caption may repeat even if ``block_repeats`` is set."""
     rarity: Sequence[float] = ()
-    """Negative log-frequency of each token, up to a constant, (V,).
+    """Negative logarithm of each token's frequency, up to a constant, (V,) (see ``rarities``).
 
-    It is empty unless ``rare_words`` or ``candidates`` is set, and for a vocabulary of word pieces.
+    It is empty if neither ``rare_words`` nor ``candidates`` is set, or if the vocabulary consists
+    of word pieces.
     """
     people: PeopleTokens = PeopleTokens()
-    """Words for people, if ``neutral`` is set."""
+    """Words that ``neutral`` affects. They are empty if ``neutral`` is not set."""
 
 
 def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> SearchTokens:
@@ -140,7 +146,7 @@ def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> Searc
     Banned words outside the vocabulary are ignored.
 
     Raises:
-        ConfigError: A forced word or the style is unknown to the model, or ``neutral`` replaces a
+        ConfigError: The model does not have a forced word or the style, ``neutral`` replaces a
             forced word, or an option does not support a vocabulary of word pieces.
     """
     vocabulary.start(options.style)
@@ -171,7 +177,11 @@ def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> Searc
 
 
 def check_whole_words(vocabulary: Vocabulary, option: str) -> None:
-    """Check that a vocabulary consists of whole words, so that it is sorted by word frequency.
+    """Check that a vocabulary consists of whole words, because an option needs them.
+
+    Args:
+        vocabulary: The vocabulary of the model.
+        option: Name of the option, for the error message.
 
     Raises:
         ConfigError: The vocabulary consists of word pieces.
@@ -184,11 +194,15 @@ def check_whole_words(vocabulary: Vocabulary, option: str) -> None:
 
 
 def rarities(size: int) -> tuple[float, ...]:
-    """Estimate the negative log-frequency of every token, up to a constant, from its rank.
+    """Estimate the negative logarithm of every token's frequency from its rank, up to a constant.
 
     Model folders do not contain word counts, but their words are sorted by frequency. According to
-    the Zipf-Mandelbrot law, a frequency is proportional to 1 / (rank + 2.7). Every training caption
-    contains the end token, so the end token counts as the most frequent word.
+    the Zipf-Mandelbrot law, a frequency is proportional to 1 / (rank + 2.7), where the most
+    frequent word has rank 1. Every training caption contains the end token. So the end token, like
+    all special tokens, gets the same value as the most frequent word.
+
+    Args:
+        size: Number of tokens, V.
     """
     first_word = len(SPECIAL_NAMES)
     return tuple(math.log(max(token - first_word, 0) + 1 + 2.7) for token in range(size))

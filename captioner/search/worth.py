@@ -1,25 +1,27 @@
 """Rewards for words that are probably true of the photo.
 
-The decoder alone prefers words that people often write. Some models also have a reading of the
-photo: they estimate which words are true of the photo before any caption is written. With a
-reading, the search adds the worth of each content word to the word's log-probability:
+The decoder alone prefers words that people often write. Some models also read the photo: before any
+caption is written, they estimate for each content word how probably it is true of the photo (see
+``model.reading``). With this reading, the search adds the worth of each content word to the word's
+log-probability:
 
     worth(w) = weight * ln(truth(w) / certainty)
 
-truth(w) is the calibrated probability that the word w is true of the photo. The worth is positive
-if truth(w) is above ``certainty``. Any other word is penalized, and is chosen only if it is much
-more probable than its alternatives. Words with the same stem ("dog", "dogs") share a row of the
-reading and are rewarded once per caption.
+truth(w) is the calibrated probability that the word w is true of the photo. ``certainty`` is a
+search option. The worth is positive if truth(w) is above ``certainty``. Otherwise, it is negative,
+and the word is chosen only if it is much more probable than its alternatives. Words with the same
+stem, such as "dog" and "dogs", share a row of the reading and are rewarded once per caption.
 
-Captions may also end earlier than the decoder has learned to end them. After a word that ends human
-captions, an ending is at least as probable as in human captions. Without this rule, the decoder
-would complete its sentence with doubtful words.
+With ``certainty``, captions may also end earlier than the decoder would end them. After a word that
+ends human captions, the score of an ending is at least as high as its share in human captions
+suggests (see ``ENDING_GAIN``). Without this rule, the decoder would complete its sentence with
+doubtful words.
 
-Source: word detectors in the search, Fang et al. 2015 (arXiv:1411.4952). Deviation: their detectors
+Source: Fang et al. 2015 (arXiv:1411.4952), word detectors in the search. Deviation: Their detectors
 propose words to a language model. Here, truth weights the words of a decoder that sees the photo.
 
-Notation: N photos, B unfinished photos, K beams, V tokens in the vocabulary, R rows of the reading,
-T words so far.
+Notation: N photos, B unfinished photos, K beams per photo, V tokens in the vocabulary, T words so
+far, R rows of the reading (one per stem).
 """
 
 from __future__ import annotations
@@ -37,41 +39,48 @@ from captioner.search.grammar import Grammar
 from captioner.text.vocabulary import Vocabulary
 
 WEIGHT, WHOLE_WEIGHT, WHOLE_CERTAINTY = 12.0, 2.0, 0.5
-"""Weight of the worth, in nats. With ``certainty`` 0 (whole sentences), ``WHOLE_WEIGHT`` and
-``WHOLE_CERTAINTY`` are used instead."""
+"""Numbers in the equation for the worth.
+
+If the option ``certainty`` is above 0, the weight is ``WEIGHT`` (nats). If it is 0 (whole
+sentences), ``WHOLE_WEIGHT`` (nats) and ``WHOLE_CERTAINTY`` replace weight and certainty.
+"""
 
 PLAUSIBLE, PENALTY = 3.0, 20.0
-"""Limit and penalty for implausible words, in nats.
+"""Limit and penalty for implausible words (nats).
 
-A word is implausible if its log-probability is more than ``PLAUSIBLE`` below the most probable
-word. Implausible words are not rewarded. If ``certainty`` is above 0, ``PENALTY`` is subtracted as
-well. Otherwise, the search would write nonsense to avoid doubtful words ("the side of the side").
-The words are not forbidden, because they may be forced words.
+A word is implausible if its log-probability is more than ``PLAUSIBLE`` below the log-probability of
+the most probable word. Implausible words are not rewarded. If ``certainty`` is above 0, ``PENALTY``
+is also subtracted from their scores. Without it, the search would write nonsense to avoid doubtful
+words ("the side of the side"). The words are not excluded completely, because they may be forced
+words.
 """
 
 LEAST_WORTH = -12.0
-"""Minimum worth of a word, in nats. A doubtful noun is better than a phrase without a noun, such as
-"a white and a girl"."""
+"""Minimum worth of a word (nats). It is limited because a doubtful noun is better than a phrase
+without a noun, such as "a white and a girl"."""
 
 ENOUGH, TOO_SHORT = 3, 1.5
-"""Expected number of different content words in a caption, and the cost of each missing word in
-nats. Without this cost, most captions would be as short as "a plate"."""
+"""Number of different content words that a caption should have, and the cost of each missing word
+(nats). The cost is subtracted from the score of an ending. Without it, most captions would be as
+short as "a plate"."""
 
 ENDING_GAIN = 0.5
-"""Nats added to the log-probability of an ending after words that end human captions."""
+"""Amount (nats) that is added to the logarithm of ``Grammar.endings``. The sum is the minimum score
+of an ending after a word that ends human captions."""
 
 SURE_ENDING = math.log(0.05)
-"""Minimum log-probability of an ending, by the decoder, after words that end no human captions."""
+"""After a word that does not end human captions, a caption may end only if the decoder's own
+log-probability of the ending is above this."""
 
 WIDE_SHARE = 0.5
-"""Factor for the worth of a general word such as "person", which is less specific than "man"."""
+"""Factor for the worth of a general word. For example, "person" is less specific than "man"."""
 
 FUNCTION_WORD, UNKNOWN_WORD = -1, -2
-"""Row numbers for function words, and for content words that are not in the reading."""
+"""Values of ``Worth.rows`` for function words, and for content words outside of the reading."""
 
 
 class Worth(NamedTuple):
-    """The truth of every word for N photos, and the places where captions may end."""
+    """The probability that each word is true of each photo, and the grammar of captions."""
 
     truths: NDArray[np.float32]
     """Probability that the words in each row of the reading are true of the photo, (N, R + 1). The
@@ -79,23 +88,24 @@ class Worth(NamedTuple):
     rows: NDArray[np.int64]
     """Row of each token in the reading, (V,), or ``FUNCTION_WORD``, or ``UNKNOWN_WORD``."""
     grammar: Grammar | None = None
-    """Grammar of human captions. If None, captions end only where the decoder ends them."""
+    """Grammar of human captions. If None, captions end only where the decoder ends them, and any
+    word may follow any other word."""
     wide: Sequence[Sequence[int]] = ()
     """Groups of tokens. Each group is a general ("wide") word such as "person", followed by the
     specific words that it covers."""
 
 
 class NoRewards:
-    """Rewards for a search without a reading of the photo. Scores are not changed."""
+    """Rewards for a search without a reading of the photo, which do not change any score."""
 
     most = 0.0
-    """Maximum reward, for a word that is certainly true, in nats."""
+    """Largest reward of a word (nats), for a word that is certainly true."""
 
     def widen(self, log_probs: Array, tokens: Array) -> None:
         """Leave the probabilities of all words unchanged."""
 
     def add(self, log_probs: Array, tokens: Array, photos: Array) -> Array:
-        """Return the log-probabilities unchanged."""
+        """Return the log-probabilities of the next word unchanged, (B, K, V)."""
         del tokens, photos
         return log_probs
 
@@ -106,17 +116,19 @@ class Forbidden:
     def __init__(self, keys: NDArray[np.int64], size: int, xp: Any, device: Any) -> None:
         """Copy the sorted pairs or triples of a ``Grammar`` to the device of the search.
 
-        A context is the last word, or the last two words. Because the keys are sorted, the tokens
-        that are forbidden after a context are next to each other.
+        The tokens before the last token of a pair or triple are called its context: the last word
+        of a caption, or its last two words. Because the keys are sorted, the tokens that are
+        forbidden after a context are next to each other.
 
         Args:
-            keys: Pairs or triples, stored as in ``Grammar``.
+            keys: Forbidden pairs or triples, stored as numbers as in ``Grammar``.
             size: Number of tokens, V.
             xp: Namespace of the search's arrays.
             device: Device of the search's arrays.
         """
         starts = np.flatnonzero(np.diff(keys // size, prepend=-1, append=-1))
-        self.most = int(np.diff(starts).max(initial=0))  # maximum per context
+        self.most = int(np.diff(starts).max(initial=0))
+        """Largest number of forbidden tokens after any context."""
         self.xp = xp
         self.keys = on_device(keys, xp.int64, xp, device)
 
@@ -125,7 +137,8 @@ class Forbidden:
 
         Args:
             scores: Scores of the next word, (B, K, V).
-            contexts: Last word of each caption, or last two words as a pair, (B, K).
+            contexts: Last word of each caption, or its last two words as the number of a pair,
+                (B, K).
         """
         if not self.most:
             return scores
@@ -150,6 +163,10 @@ class Rewards(NoRewards):
     def __init__(
         self, worth: Worth, options: SearchOptions, end_token: int, xp: Any, device: Any
     ) -> None:
+        """Compute the worth of every word for every photo, and copy it to the search's device.
+
+        For the arguments, see `build_rewards`.
+        """
         self.xp = xp
         self.certainty, self.end_token = options.certainty, end_token
         weight = WEIGHT if self.certainty else WHOLE_WEIGHT
@@ -157,7 +174,7 @@ class Rewards(NoRewards):
         self.most = weight * math.log(1 / certainty)
         with np.errstate(divide="ignore"):
             values = np.maximum(weight * np.log(worth.truths / certainty), LEAST_WORTH)
-        values = np.pad(values, ((0, 0), (0, 1)))  # function words: 0, in the last column
+        values = np.pad(values, ((0, 0), (0, 1)))  # a last column with worth 0 for function words
         self.unread, self.nothing = values.shape[1] - 2, values.shape[1] - 1
         rows = np.where(worth.rows == UNKNOWN_WORD, self.unread, worth.rows)
         rows = np.where(worth.rows == FUNCTION_WORD, self.nothing, rows)
@@ -184,8 +201,15 @@ class Rewards(NoRewards):
     def widen(self, log_probs: Array, tokens: Array) -> None:
         """Add the probabilities of specific words to the general word that covers them, in place.
 
-        If the caption already contains a word of the group, the general word keeps its own
-        probability. Otherwise, the search might write "a man and a person".
+        For example, the probabilities of *man* and *woman* are added to *person*, and *man* and
+        *woman* keep theirs. A caption may then say *person* if the photo does not show more. This
+        happens only with ``certainty``. If the caption already contains a word of the group, the
+        general word keeps its own probability. Otherwise, the search might write "a man and a
+        person".
+
+        Args:
+            log_probs: Log-probabilities of the next word, (B, K, V).
+            tokens: The words so far, (B, K, T).
         """
         xp = self.xp
         for group in self.wide if self.certainty else ():
@@ -196,6 +220,8 @@ class Rewards(NoRewards):
 
     def add(self, log_probs: Array, tokens: Array, photos: Array) -> Array:
         """Add the rewards for true words and early endings to log-probabilities.
+
+        Words that the grammar forbids get a score of -inf.
 
         Args:
             log_probs: Log-probabilities of the next word, (B, K, V).
@@ -213,7 +239,8 @@ class Rewards(NoRewards):
         each = xp.arange(batch, device=said.device)[:, None, None]
         beam = xp.arange(beams, device=said.device)[None, :, None]
         kept = values[each, beam, said]
-        values[each, beam, said] = xp.where(kept > 0, 0.0, kept)  # each stem is rewarded once
+        # A stem is rewarded once per caption, but a doubtful word always has its cost.
+        values[each, beam, said] = xp.where(kept > 0, 0.0, kept)
         reward = values[..., self.rows] * self.share  # (B, K, V)
         least = xp.max(log_probs, axis=2, keepdims=True) - PLAUSIBLE
         implausible = log_probs < least
@@ -234,6 +261,10 @@ class Rewards(NoRewards):
     def _end(self, own: Array, tokens: Array, said: Array) -> Array:
         """Compute the score of an ending after the words so far.
 
+        After a word that ends human captions, it is at least ``self.endings``. After other words,
+        it is the decoder's own log-probability, or -inf below ``SURE_ENDING``. The cost of missing
+        content words is subtracted.
+
         Args:
             own: The decoder's own log-probability of the ending, (B, K).
             tokens: The words so far, (B, K, T).
@@ -251,7 +282,8 @@ class Rewards(NoRewards):
         can_end = xp.isfinite(least)
         end = xp.where(can_end, xp.where(own > least, own, least), own)
         end = xp.where(can_end | (own > SURE_ENDING), end, -xp.inf)
-        ordered = xp.sort(said, axis=2)  # equal rows are neighbours now
+        # Count the different content words: sort the rows, so that equal rows are neighbours.
+        ordered = xp.sort(said, axis=2)
         new = xp.concat([xp.ones_like(ordered[..., :1]) > 0, xp.diff(ordered, axis=2) > 0], axis=2)
         count = xp.sum(xp.astype(new & (ordered != self.nothing), xp.int64), axis=2)
         lacking = xp.where(count < ENOUGH, ENOUGH - count, 0)
@@ -261,7 +293,17 @@ class Rewards(NoRewards):
 def build_rewards(
     worth: Worth | None, options: SearchOptions, end_token: int, xp: Any, device: Any
 ) -> NoRewards:
-    """Build the rewards for a search. Sampling uses the model's probabilities without rewards."""
+    """Build the rewards for a search.
+
+    Sampling uses the model's probabilities without rewards.
+
+    Args:
+        worth: The probability that each word is true of each photo, or None for no rewards.
+        options: Search options.
+        end_token: The end token.
+        xp: Namespace of the search's arrays (see ``arrays.namespace``).
+        device: Device of the search's arrays.
+    """
     if worth is None or options.temperature:
         return NoRewards()
     return Rewards(worth, options, end_token, xp, device)
@@ -271,8 +313,8 @@ def wide_words(vocabulary: Vocabulary, groups: Mapping[str, str]) -> list[tuple[
     """Build the groups of tokens for ``Worth.wide``.
 
     Args:
-        vocabulary: The model's vocabulary.
-        groups: The general word for each specific word.
+        vocabulary: The model's vocabulary. Groups with a general word outside of it are left out.
+        groups: The general word for each specific word, such as ``words.WIDE_WORDS``.
     """
     found = []
     for wide in dict.fromkeys(groups.values()):
