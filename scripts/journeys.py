@@ -108,7 +108,7 @@ def calls(package: Path) -> tuple[int, str]:
         if event == "call":
             counts[frame.f_code.co_filename] += 1
 
-    # Only this thread: other threads wait for it, a varying number of times.
+    # Only this thread counts, because other threads wait for it a varying number of times.
     sys.setprofile(count)
     from captioner.cli.main import main as run
 

@@ -60,7 +60,7 @@ def resample_weights(count: int, resamples: int | None = None, seed: int = 0) ->
     if resamples is None:
         resamples = RESAMPLES if count >= MIN_IMAGES else 0
     generator = np.random.default_rng(seed)
-    rows = np.empty((resamples, count), dtype=np.uint8)  # P(256 or more) < 1e-500
+    rows = np.empty((resamples, count), dtype=np.uint8)  # a weight above 255 has P < 1e-500
     for row in rows:
         row[:] = np.bincount(generator.integers(count, size=count), minlength=count)
     return rows

@@ -109,7 +109,7 @@ class Versions(NamedTuple):
         first = ranks[:, :, None, :] < counts[:, None]  # (orders, W, S + 1, L)
         masks = np.stack([~first if inserts else first for _, inserts in CURVES.values()])
         fills = np.array([fill for fill, _ in CURVES.values()])[:, None, None, None]
-        fills = np.where(masks.any(axis=-1), fills, MEAN)  # any fill: nothing is deleted
+        fills = np.where(masks.any(axis=-1), fills, MEAN)  # MEAN if nothing is deleted
         rows = np.concatenate([fills[..., None], masks], axis=-1).reshape(-1, regions + 1)
         rows, index = np.unique(rows, axis=0, return_inverse=True)
         return cls(rows[:, 0], rows[:, 1:].astype(bool), index.reshape(fills.shape))
@@ -283,7 +283,7 @@ def measure_photo(
     """
     ensemble, vocabulary = model.ensemble, model.stored.vocabulary
     engine = ensemble.engines[0]
-    assert isinstance(engine, TorchEngine)  # see `measure`
+    assert isinstance(engine, TorchEngine)  # callers load the model in PyTorch
     photo = _Photo(ensemble, image)
     start = vocabulary.start(search.style)
     grids = [photo.grid.unsqueeze(0)]

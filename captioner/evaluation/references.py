@@ -167,7 +167,7 @@ def count_documents(references: Collection[Iterable[Sequence[str]]]) -> Document
     if not references:
         raise DataError("the annotations contain no captions to count; use a COCO captions file")
     often: dict[str, int] = {}
-    for size in range(1, ORDERS + 1):  # one size at a time, because most n-grams are dropped
+    for size in range(1, ORDERS + 1):  # one size at a time, to drop rare n-grams early
         counts: Counter[str] = Counter()
         for texts in references:
             counts.update({gram for words in texts for gram in _of_size(words, size)})

@@ -44,7 +44,7 @@ def build_config(
     init_from = changes.get("init_from", given.get("init_from"))
     inherited: dict[str, Any] = {}
     if init_from:
-        with contextlib.suppress(ModelError):  # raised when the model is loaded
+        with contextlib.suppress(ModelError):  # reported later, when the model is loaded
             inherited = read_settings(init_from)
     return build_options(TrainConfig, TrainConfig(), inherited, given, changes)
 

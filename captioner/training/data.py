@@ -222,7 +222,7 @@ def check_images(images: Sequence[Example], cache: FeatureCache | None) -> None:
     def check(image: Example) -> None:
         """Raise an error if a photo, or its entry in the cache, cannot be used."""
         if cache is None:
-            open_image(image.path, min_side=1)  # decodes JPEGs at an eighth of their size: fast
+            open_image(image.path, min_side=1)  # fast: JPEGs are decoded at an eighth of their size
         elif cache.has(image.image_id):
             image_size(image.path)
         else:

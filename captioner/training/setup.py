@@ -98,7 +98,7 @@ def prepare(config: TrainConfig) -> Setup:
         CaptionerError: Settings, data or weights cannot be used.
     """
     check_attention(config.decoder)  # fail on a misspelled setting before the data are read
-    # Features are stored under the photos' ids.
+    # Stored features are found by the photos' ids, so the ids may change only without features.
     train, val = read_data(config.data, renumber=not config.data.features)
     torch.manual_seed(config.training.seed)
     if config.init_from is None:
@@ -249,7 +249,7 @@ def _reconfigured(stored: StoredModel, config: TrainConfig, counts: Counter[str]
         counts: Number of occurrences of each word in the training captions.
     """
     old, data = stored.model, config.data
-    # The pieces of a sub-word tokenizer are fixed.
+    # A sub-word tokenizer can split all words into its pieces, so words need not be added.
     extend = data.extend_vocabulary and stored.vocabulary.subwords is None
     known = [counts.elements()] if extend else []
     words = Vocabulary.count(known, data.vocabulary_threshold).words
@@ -329,7 +329,7 @@ def open_feature_encoder(config: TrainConfig, *, dtype: str, device: str) -> Fea
         device: The device that computes the features.
     """
     chosen = pick_device(device)
-    torch.manual_seed(config.training.seed)  # random weights must be those of the run
+    torch.manual_seed(config.training.seed)  # random weights must be the same as in the run
     encoder, preprocessing = open_encoder(config)
     stage = config.encoder.finetune_from  # training never changes the layers before it
     feature_dim, grid = encoder.measure(preprocessing.image_size, stage)

@@ -174,7 +174,7 @@ def _score_style(sentences: Sequence[Sentence]) -> dict[str, float]:
     references = {s.photo.image_id: s.photo.captions for s in sentences}
     captions = {s.photo.image_id: s.caption.text for s in sentences}
     corpus = CaptionEvaluator(references).score(captions).corpus
-    nats = math.fsum(s.nats for s in sentences)  # independent of the order, as with one process
+    nats = math.fsum(s.nats for s in sentences)  # exact, so the number of processes does not matter
     return {**corpus, "val_loss": nats / max(1, sum(s.words for s in sentences))}
 
 
