@@ -1,4 +1,4 @@
-"""Write the tables of options in docs/ anew, from the dataclasses that declare the options.
+"""Update the tables of options in docs/ from the dataclasses that declare the options.
 
     python scripts/option_tables.py
 

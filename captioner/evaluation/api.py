@@ -194,7 +194,7 @@ class Evaluation:
         )
 
     def _within(self, judge: CaptionEvaluator, source: str, content: Any = None) -> dict[int, str]:
-        """Read the captions in a results file, and return those of photos that have references.
+        """Read a results file, and return the captions of all photos that have references.
 
         Args:
             judge: The evaluator with the reference captions.

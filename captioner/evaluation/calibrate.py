@@ -70,7 +70,7 @@ MIN_PHOTOS = 100
 
 PHOTOS, GREY_PHOTOS = 4000, 1000
 """Number of photos to compare with images that are not photos, and number of these photos that are
-also used in black and white, so that a black-and-white photo counts as a photo."""
+also used in black and white. So black-and-white photos also count as photos."""
 
 _KEPT = (
     "photos", "right", "score", "auroc", "auroc_wrong", "calibration_error",

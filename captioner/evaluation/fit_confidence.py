@@ -314,10 +314,10 @@ def fit_kinds(
 ) -> Kinds:
     """Fit a linear classifier that tells photos from other kinds of images.
 
-    The classifier itself is fitted to all images. To measure familiarity, the log-odds of an image
-    come from a fit without its kind, and the log-odds of a photo come from a fit without this
-    photo. In a fit with the photo, its log-odds would be too low, so fewer new photos would count
-    as familiar than `FAMILIAR` promises.
+    The classifier itself is fitted to all images. Familiarity is measured with further fits: the
+    log-odds of an image come from a fit without its kind, and the log-odds of a photo from a fit
+    without this photo. In a fit with the photo, its log-odds would be too low, so fewer new photos
+    would count as familiar than `FAMILIAR` promises.
 
     Args:
         photos: For each photo, the vectors of the photo and of its variants, such as a

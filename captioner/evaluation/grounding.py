@@ -11,13 +11,13 @@
 On large objects, any map has a high correctness. Each value is therefore reported with baselines: a
 uniform map, a centred Gaussian, and the maps of the caption's other words.
 
-As in COCO's own evaluation, crowd regions are ignored. If only a crowd region covers a pixel, the
-pixel counts neither as attention nor as area. A name is measured if its category is in the photo.
-All other names are only counted. The instances file must annotate every object of its categories,
-as COCO's files do.
+A crowd region is an area that COCO annotates as a group of objects. As in COCO's own evaluation,
+crowd regions are ignored: if only a crowd region covers a pixel, the pixel counts neither as
+attention nor as area. A name is measured if its category is in the photo. All other names are only
+counted. The instances file must annotate every object of its categories, as COCO's files do.
 
-Notation: H and W, the photo's height and width in pixels; Gh and Gw, the height and width of the
-grid of regions, which covers the part of the photo that the model sees; T words.
+Notation: T words, and a photo of H x W pixels. The grid of Gh x Gw regions covers the part of the
+photo that the model sees.
 """
 
 from __future__ import annotations
@@ -210,8 +210,11 @@ class Target(NamedTuple):
     def seen(cls, labels: Array | None, caption: Caption) -> Target | str:
         """Build the target from labels, or return the reason why it cannot be measured.
 
-        The reasons are ``absent`` (without labels), ``unseen`` (the target is outside the part of
-        the photo that the model sees) and ``ignored`` (the target consists of crowd regions only).
+        There are three reasons:
+
+        * ``absent``: there are no labels.
+        * ``unseen``: the target is outside the part of the photo that the model sees.
+        * ``ignored``: the target consists of crowd regions only.
 
         Args:
             labels: Labels of the pixels, (H, W), from ``Instances.labels``.
@@ -420,7 +423,7 @@ def measure_words(
           attention to every region, a Gaussian in the centre of the crop (sigma: 1/4 of each side),
           and the mean map of the caption's other words.
         * ``shift``: correctness of the preceding word, of the measured words, and of the following
-          word. All three are NaN if there is no preceding or following word.
+          word. All three are NaN if the preceding or the following word is missing.
         * ``pointing``: 1 if the middle of the most attended region is inside the target, else 0,
           averaged over ties.
         * ``pointing_uniform``, ``pointing_centre``: pointing of two baselines, a random region and

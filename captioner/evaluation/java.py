@@ -134,7 +134,7 @@ def meteor_from_counts(counts: NDArray[np.float64]) -> NDArray[np.float64]:
     of function words. The score is 0 if nothing matches.
 
     Source: Denkowski & Lavie 2014, section 2, with the parameters of METEOR 1.5 for English.
-    Deviation: none. The scores equal those of the program up to rounding.
+    Deviation: none. Up to rounding, the scores are equal to the program's scores.
 
     Args:
         counts: Counts, (..., 23); see `METEOR_COUNTS`.

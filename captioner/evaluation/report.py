@@ -27,10 +27,14 @@ from captioner.text.vocabulary import BAD_ENDINGS
 Report = dict[str, Any]
 """A report as JSON data.
 
-``build`` adds the keys ``metrics`` (pycocoevalcap's names and scale), ``intervals`` (95%, low and
-high end by metric), ``resamples`` (their number), ``statistics`` (see ``describe``), ``signature``
-(see ``CaptionEvaluator.signature``), ``images`` (their number) and ``warnings``. Callers add other
-keys, such as ``per_image``, the caption and scores of each image.
+``build`` adds these keys, and callers add others such as ``per_image``:
+
+* ``metrics``: the scores, with pycocoevalcap's names and scale.
+* ``intervals``: for each metric, the low and the high end of its 95% interval.
+* ``resamples`` and ``images``: the numbers of resamples and of scored images.
+* ``statistics``: statistics of the captions, from `describe`.
+* ``signature``: a description of how the scores were computed.
+* ``warnings``: lines of text for the user.
 """
 
 MIN_IMAGES_FOR_CIDER = 100

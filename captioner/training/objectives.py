@@ -5,8 +5,8 @@
     ReferenceCaptions   cross-entropy of the reference captions
     SelfCritical        rewards for captions that the model has sampled
 
-The loss is a sum over words. The training loop divides it by the number of words, because only the
-loop knows how many words the other parts of the batch and the other processes have.
+The loss is a sum over words. The training loop divides it by the number of words in all parts of
+the batch and in all processes, because an objective does not know this number.
 
 Both objectives can also train the reading network, which predicts the content words of a photo (see
 ``model.reading``). ``training.reading`` is the weight of its loss.

@@ -320,8 +320,8 @@ def _extend(
 def open_feature_encoder(config: TrainConfig, *, dtype: str, device: str) -> FeatureEncoder:
     """Open the encoder that computes cached features for a run with this config.
 
-    With ``encoder.finetune_from``, it computes only the stages before this stage, because a run
-    trains the others.
+    With ``encoder.finetune_from``, it computes only the stages before this stage, because the run
+    trains all later stages.
 
     Args:
         config: The config of the run.

@@ -226,7 +226,7 @@ class TrainingState:
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return the tensors whose names start with a prefix, under their names without the prefix."""
+    """Return the tensors with a prefix in their names, by their names without the prefix."""
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
