@@ -24,7 +24,7 @@ CLITICS = frozenset({"'s", "'re", "'ve", "'ll", "'d", "'m", "n't", "'"})
 BRACKETS = {"-lrb-": "(", "-rrb-": ")", "-lsb-": "[", "-rsb-": "]", "-lcb-": "{", "-rcb-": "}"}
 
 CONJUNCTIONS = ("and", "or")
-"""Words that join two content words of one phrase."""
+"""Words that join two content words of one phrase, as in "black and white"."""
 
 
 @hinted
@@ -41,7 +41,7 @@ class Alternative(NamedTuple):
     """A candidate word at a position of a caption."""
 
     word: str
-    """The word as in the vocabulary, or ``END_NAME``."""
+    """The word as in the vocabulary, or ``END_NAME`` for the end of the caption."""
     log_prob: float
     """Natural log-probability of the word, given the previous words."""
 
@@ -54,20 +54,22 @@ DOUBTFUL = 0.25
 model, fewer than half of the doubtful words occur in a reference caption (docs/confidence.md)."""
 
 DOUBTFUL_TRUTH = 0.5
-"""``Caption.truth`` below which a content word is doubtful: it is more likely false than true."""
+"""Value of ``Caption.truth`` below which a content word is doubtful. Such a word is more likely
+false than true."""
 
 
 class Keyword(NamedTuple):
-    """A keyword: a word for a thing in the photo."""
+    """A word for a thing in the photo, with its probability."""
 
     word: str
     probability: float
     """Calibrated probability, 0 to 1, that the word occurs in at least one of five captions that
     people write for the photo."""
     map: NDArray[np.float32] | None = None
-    """Log-odds of each region, (Gh, Gw), or None if a server sent the keyword without its map. The
-    odds of the photo are the mean of the odds of its regions. If an image does not look like a
-    photo, ``probability`` is lower than these odds imply."""
+    """Natural log-odds that the keyword applies, for each region, (Gh, Gw). None if a server sent
+    the keyword without its map. The odds for the whole photo are the mean of the odds for its
+    regions. If an image does not look like a photo, ``probability`` is lower than these odds
+    imply."""
 
 
 class Phrase(NamedTuple):
@@ -141,8 +143,8 @@ class Caption(Hinting):
     """A caption of one photo: T words, with attention over a grid of Gh x Gw regions."""
 
     words: tuple[str, ...]
-    """The T words, as in the vocabulary. For a model with a sub-word tokenizer (``data.tokenizer
-    bpe``), the T pieces without the spaces around them."""
+    """The T words, as in the vocabulary. If the model generates pieces of words (``data.tokenizer:
+    bpe``), these are the T pieces without the spaces around them."""
     log_probs: NDArray[np.float32]
     """Natural log-probability of each word, given the previous words, (T,)."""
     alphas: NDArray[np.float32]
@@ -236,7 +238,7 @@ class Caption(Hinting):
         return () if self.truth is None else phrases_of(self.words, self.pieces, self.truth)
 
     def whole(self) -> Caption:
-        """Return the caption with the left-out words appended, for drawing.
+        """Return a copy of the caption with the left-out words at its end, for drawing.
 
         ``log_prob`` and ``confidence`` still describe the caption without these words.
         """
@@ -281,9 +283,9 @@ class Caption(Hinting):
         return f"{doubt} {self.text}"
 
     def of_keywords(self) -> Caption:
-        """Return a caption that consists of the keywords that have maps, for drawing.
+        """Return the keywords that have maps as a caption, so that they can be drawn like words.
 
-        Each map shows how much every region contributes to the odds of the photo.
+        Each map shows which share of the photo's odds comes from each region. It sums to 1.
         """
         kept = [(one, one.map) for one in self.keywords or () if one.map is not None]
         words = [one.word for one, _ in kept]
@@ -414,7 +416,7 @@ def phrase_spans(words: Sequence[str]) -> list[slice]:
 
 
 def joint_truth(truth: NDArray[np.floating[Any]]) -> float:
-    """Return the probability that all content words are true, the product of their probabilities.
+    """Return the probability that all content words are true, as a product over the words.
 
     Args:
         truth: Probability that each word is true, (T,). Function words have NaN.

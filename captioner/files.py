@@ -36,7 +36,7 @@ def atomic_write(path: str | Path, data: bytes | str) -> None:
 
 
 def json_values(data: Any) -> Any:
-    """Return data as it is read from JSON, with None in place of NaN and infinity.
+    """Convert data to JSON values: tuples become lists, and NaN and infinity become None.
 
     Python writes NaN and infinity as words that JSON does not have, so most programs reject them.
     """
@@ -153,10 +153,10 @@ def require_space(folder: Path, needed: int) -> int:
 
 @contextmanager
 def write_lock(path: str | Path) -> Iterator[None]:
-    """Lock a file or folder during the block, so that no other process locks it.
+    """Lock a file or folder during the block. Other processes that try to lock it get an error.
 
     Raises:
-        DataError: Another process holds the lock.
+        DataError: Another process has locked the file or folder.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -192,7 +192,7 @@ def named_after(path: str | Path) -> Iterator[None]:
 
 
 def check_same(name: object, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Check that a run can be resumed because its settings have not changed.
+    """Raise an error if the settings of a run have changed, so that the run cannot be resumed.
 
     Args:
         name: The name of the run, for the message.

@@ -43,7 +43,7 @@ class Axis(NamedTuple):
         return cls(start + pitch / 2, pitch, start, stop)
 
     def mapped(self, scale: float, offset: float = 0.0) -> Axis:
-        """Return the same regions in new coordinates: x becomes ``scale * x + offset``."""
+        """Return the same regions in coordinates in which x becomes ``scale * x + offset``."""
         first, start, stop = (scale * x + offset for x in (self.first, self.start, self.stop))
         return Axis(first, scale * self.pitch, start, stop)
 
@@ -74,20 +74,20 @@ class Axis(NamedTuple):
     def samples(
         self, pixels: int, count: int, *, smooth: bool
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Return the region's index at each pixel along the axis. It can have a fraction.
+        """Return the index of the region at each pixel along the axis, for drawing maps.
 
         The axis must be in fractions of the photo.
 
         Args:
             pixels: Number of pixels of the photo along the axis.
             count: Number of regions.
-            smooth: Interpolate between the indices of neighbouring regions, instead of returning
-                the index of the nearest region.
+            smooth: Return fractional indices between the centres of two regions, instead of the
+                index of the nearest region.
 
         Returns:
-            The index at each pixel, (pixels,). It is 0 at the centre of the first region and before
-            it, and count - 1 at the centre of the last region and after it. The second value is
-            whether the encoder sees the pixel, (pixels,).
+            The first array contains the index at each pixel, (pixels,), float32. It is 0 up to the
+            centre of the first region, and count - 1 from the centre of the last region on. The
+            second array is True at pixels that the encoder sees, (pixels,).
         """
         points = (np.arange(pixels) + 0.5) / pixels
         seen = (points >= self.start) & (points < self.stop)
@@ -134,9 +134,10 @@ class Geometry(NamedTuple):
         return cls(y, x)
 
     def from_centre(self, grid: tuple[int, ...]) -> Array:
-        """Return the squared distance of each region from the centre of the grid, (Gh, Gw).
+        """Return the square of each region's distance from the centre of the grid, (Gh, Gw).
 
-        The unit is the side of the part of the photo that the encoder sees.
+        Distances are fractions of the height and width of the part of the photo that the encoder
+        sees.
         """
         y, x = (
             (axis.middles(count) - (axis.start + axis.stop) / 2) / (axis.stop - axis.start)
@@ -158,7 +159,7 @@ class Geometry(NamedTuple):
         }
 
     def placed(self, size: float, left: float, top: float, right: float, bottom: float) -> Geometry:
-        """Return the regions in a photo, given the box of the photo that the encoder sees.
+        """Convert the regions from the encoder's input to a photo in which the encoder sees a box.
 
         Args:
             size: Side of the encoder's square input, in the unit of this geometry.

@@ -99,7 +99,7 @@ def product_type(precision: str) -> torch.dtype | None:
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Return a context that runs matrix products and convolutions in this precision."""
+    """Return a context manager that sets the precision of matrix products and convolutions."""
     precision = pick_precision(precision, device)
     dtype = product_type(precision)
     if dtype is None:
@@ -111,11 +111,11 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
 
 @contextmanager
 def float32_precision(precision: str, device: torch.device) -> Iterator[None]:
-    """A context in which a GPU runs float32 products and convolutions in tf32 or fp32.
+    """Make a GPU compute float32 products and convolutions in tf32 or fp32 during the block.
 
-    By default, torch runs convolutions in TF32 and products in float32. Unlike the context of
-    `autocast`, this context may also contain a backward pass. It changes settings of the whole
-    process.
+    By default, torch computes convolutions in tf32 and products in float32. The block may contain a
+    backward pass, unlike a block with torch's autocast. Settings of the whole process are changed
+    and then restored.
     """
     if device.type != "cuda" or precision not in ("tf32", "fp32"):
         yield
@@ -133,9 +133,9 @@ def float32_precision(precision: str, device: torch.device) -> Iterator[None]:
 
 
 def upload(tensor: torch.Tensor, device: torch.device | None) -> torch.Tensor:
-    """Copy a CPU tensor to a device without waiting for the work queued there.
+    """Copy a CPU tensor to a device without waiting for the device to finish earlier work.
 
-    For a tensor that is not on the CPU, this is the same as ``Tensor.to``.
+    A tensor that is not on the CPU is copied by ``Tensor.to``, which may wait.
     """
     if device is None or tensor.device.type != "cpu" or device.type in ("cpu", "mps"):
         return tensor.to(device)  # a non-blocking copy to MPS could read memory that has changed

@@ -1,4 +1,4 @@
-"""One-line errors for unknown names and wrong calls, with what the user probably meant.
+"""One-line errors for unknown names and wrong calls, with suggestions for the user.
 
 People guess names that other libraries use, such as ``num_beams`` for ``beam_size``. A comparison
 of spellings would not find these, so the tables in this module translate them. Each table maps a

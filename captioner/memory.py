@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 def keep_freed_memory(*, threads: bool = False) -> None:
     """Make glibc keep freed memory instead of returning it to the system.
 
-    The system zeroes each new page, which can take as long as the matrix products. The setting
-    affects the whole process, so programs should call this function and libraries should not. It
-    has no effect with another C library, or if the user has set a ``MALLOC_...`` variable.
+    The system fills each new page of memory with zeros, which can take as long as the matrix
+    products of the model. The setting affects the whole process, so programs should call this
+    function and libraries should not. It has no effect with another C library, or if the user has
+    set a ``MALLOC_...`` variable.
 
     Args:
         threads: Use the same heap for all threads. Set this if the model runs in a thread, because

@@ -1,7 +1,7 @@
-"""Options of a model, a search and a training run, with their types, bounds, defaults and helps.
+"""Options of a model, a search and a training run, with their bounds, defaults and help texts.
 
-The text below a field is the help of the option. `captioner.schema` lists the interfaces that show
-these helps.
+The text below a field is the help text of the option. `captioner.schema` lists the interfaces that
+show it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAY_CHANGE = "may change"
 their values."""
 
 PRIVATE = "private"
-"""Mark of a training setting that is a path or a choice of tools, and is left out of model cards.
+"""Mark of a training setting that model cards leave out, because it is a path or a choice of tools.
 """
 
 ExplanationMethod = Literal[
@@ -58,7 +58,7 @@ METHOD_TITLES: dict[str, str] = {
 
 
 def check_method(method: object) -> None:
-    """Raise an error unless ``method`` is an ``ExplanationMethod``.
+    """Check that ``method`` is an ``ExplanationMethod``.
 
     Raises:
         ConfigError: The method is unknown.
@@ -382,9 +382,9 @@ class SearchOptions(Checked):
     def changed(self, **changes: Any) -> SearchOptions:
         """Return a copy with some options changed.
 
-        Setting a temperature switches from beam search to sampling. Setting an option of beam
-        search switches back. Options that only the previous method supports return to their
-        defaults.
+        A temperature above 0 switches from beam search to sampling. A temperature of 0, or an
+        option of beam search, switches back. Options that the new method does not support then
+        return to their defaults.
 
         Raises:
             ConfigError: An option is unknown or out of range, or two options contradict each other.
@@ -482,7 +482,7 @@ class SearchOptions(Checked):
 
 
 def _words(option: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Return the unique words in a list, or in a string such as ``dog, cat`` or ``[dog, cat]``."""
+    """Return the words in a list, or in text such as ``dog, cat`` or ``[dog, cat]``, once each."""
     if isinstance(given, str):
         given = given.strip(" []").replace(",", " ").split()
     if not (given is None or isinstance(given, Iterable)):

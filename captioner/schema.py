@@ -1,4 +1,4 @@
-"""The schema of options: a dataclass field declares everything about an option.
+"""Functions that read everything about an option from the declaration of a dataclass field.
 
     @dataclass(kw_only=True)
     class DeviceOptions(Checked):
@@ -59,9 +59,10 @@ class Untrusted:
     """Limits on the values of an option in input from strangers, to bound the work per photo."""
 
     request: int | str
-    """Greatest value in a request to a server, or the name of the server option that sets it."""
+    """Largest value in a request to a server, or the name of the server option that sets this
+    limit."""
     model: int | None = None
-    """Greatest default value in a model folder, because such a folder may come from anyone."""
+    """Largest default value in a model folder, because such a folder may come from a stranger."""
 
 
 File = Annotated[str, Shown("FILE")]
@@ -83,7 +84,7 @@ class OptionField:
     optional: bool
     """True if None is also allowed."""
     bounds: Interval
-    """Least and greatest value of a number, or of each number in a list."""
+    """Smallest and largest allowed value of a number, or of each number in a list."""
     choices: tuple[Any, ...]
     """Allowed values of a ``Literal``, or of the entries of a list. Empty for other types."""
     default: Any
@@ -144,7 +145,7 @@ _BOUNDS = {"ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operat
 
 
 def allowed_numbers(kind: type, bounds: Interval) -> str:
-    """Describe the numbers within bounds in words, such as ``an integer from 1 to 20``."""
+    """Describe the allowed numbers in words, such as ``an integer from 1 to 20``."""
     noun = "an integer" if kind is int else "a number"
     if bounds.lt == math.inf:
         noun, bounds = "a finite number", dataclasses.replace(bounds, lt=None)
@@ -266,12 +267,12 @@ class Checked:
 
 
 def taken(given: dict[str, Any], kind: type) -> dict[str, Any]:
-    """Remove the options that belong to a dataclass from a dictionary, and return them."""
+    """Move the options that are fields of a dataclass from one dictionary to a new dictionary."""
     return {name: given.pop(name) for name in option_fields(kind) if name in given}
 
 
 def different(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that differ from their defaults. Sections are compared entry by entry."""
+    """Return the settings that differ from their defaults. Sections are compared field by field."""
     found: dict[str, Any] = {}
     for name, value in given.items():
         default = defaults.get(name)
@@ -309,7 +310,7 @@ def flags_given(options: Any, *names: str) -> list[str]:
 
 
 def refuse(options: Any, names: Iterable[str], why: str) -> None:
-    """Raise an error if one of these options differs from its default.
+    """Raise an error if one of the options in ``names`` differs from its default.
 
     Raises:
         ConfigError: An option was set. The message is its flag, followed by ``why``.
@@ -401,7 +402,10 @@ def _suggestion(name: Any, prefix: str, known: Mapping[str, OptionField]) -> str
 
 
 def similar(typed: str, names: Iterable[str]) -> list[str]:
-    """Return the names with the same last part or a similar spelling, to suggest to the user."""
+    """Return the names that a user may have meant by a typed name.
+
+    These are the names with the same last part (after the last dot), or else a similar name.
+    """
     last = typed.lstrip("-").rpartition(".")[2].replace("-", "_")
     parts = {name: name.lstrip("-").rpartition(".")[2].replace("-", "_") for name in sorted(names)}
     return [name for name, part in parts.items() if part == last][:3] or (

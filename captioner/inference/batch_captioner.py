@@ -50,7 +50,7 @@ if TYPE_CHECKING:  # the engine and the model import torch
 
 
 class _Encoded(NamedTuple):
-    """A batch of encoded photos."""
+    """A batch of photos after the encoder, with all inputs of a search."""
 
     memories: Sequence[Any]
     crop_boxes: Sequence[CropBox]
@@ -151,7 +151,7 @@ class BatchCaptioner(Portable):
             self.stored.require_weights(f"the method {method!r}")
 
     def no_confidence(self, options: SearchOptions) -> str | None:
-        """Return why a search with these options computes no confidence, or None if it does."""
+        """Return the reason why a search computes no confidence, or None if it computes one."""
         if len(self.ensemble.engines) > 1:
             return "an ensemble of models is not calibrated; use a single model"
         return no_confidence(self.stored.calibrator, options, self.stored.vocabulary.styles)
@@ -197,7 +197,7 @@ class BatchCaptioner(Portable):
         """Caption photos from their cached features instead of their pixels.
 
         Args:
-            features: Features of a ``FeatureCache``, (B, L, D).
+            features: Features from a ``FeatureCache``, (B, L, D).
             crop_boxes: The part of each photo that the encoder saw.
             options: The search options.
             seeds: Seed of each photo for random sampling (default: its index).
@@ -226,7 +226,7 @@ class BatchCaptioner(Portable):
         method: ExplanationMethod = "attention",
         style: str | None = None,
     ) -> list[Caption]:
-        """Explain one given caption of each photo from ``prepare`` (see ``Captioner.explain``)."""
+        """Add maps and probabilities to one given caption per photo (see ``Captioner.explain``)."""
         self._check(method, alternatives)
         vocabulary = self.stored.vocabulary
         captions = [vocabulary.encode(words) for words in sentences]
@@ -249,7 +249,7 @@ class BatchCaptioner(Portable):
         return self._observations(encoded, self._find(encoded, options))
 
     def photo_vectors(self, photos: Sequence[Prepared]) -> NDArray[np.float32]:
-        """Return the mean of each photo's region features, as the decoder uses them, (B, D)."""
+        """Return the mean of each photo's features over its regions, as in the decoder, (B, D)."""
         return self.engine.summary(self._encode(photos).memories[0])
 
     def _check(
@@ -381,7 +381,7 @@ class BatchCaptioner(Portable):
         )
 
     def _worth(self, encoded: _Encoded) -> Worth | None:
-        """Return the truth of words for each photo, or None if no calibrated reading exists."""
+        """Return the truth of each word for each photo, or None if the model cannot estimate it."""
         if (truth := self._truth) is None or encoded.reading is None:
             return None
         truths = np.stack([truth.search_truths(z) for z in encoded.reading.words])

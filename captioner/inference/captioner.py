@@ -1,8 +1,9 @@
-"""The Python API: load a model and caption photos.
+"""The functions and the class with which Python programs load a model and caption photos.
 
-model = captioner.load()
-caption = model.caption("photo.jpg")
-captioner.overlay("photo.jpg", caption).save("attention.png")
+Example:
+    model = captioner.load()
+    caption = model.caption("photo.jpg")
+    captioner.overlay("photo.jpg", caption).save("attention.png")
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from captioner.search.words import encode_search_words
 
 P = TypeVar("P", bound=Photo)
 Photos = list[P] | tuple[P, ...]
-"""Several photos, for which ``caption`` returns a list."""
+"""A list or tuple of photos, for which ``Captioner.caption`` returns a list of captions."""
 
 _STREAM_OPTIONS = ("alternatives", "method", "batch_size", "words", "keep_photos")
 
@@ -114,7 +115,7 @@ def _shipped_model() -> Captioner:
 
 
 def caption_with(folder: Path, image: Image.Image) -> Caption:
-    """Caption a photo with the float32 weights of a model folder, for the model's card."""
+    """Caption a photo for the card of a model, with the float32 weights of the model folder."""
     return load(folder, precision="fp32").caption(image)
 
 
@@ -125,9 +126,9 @@ class Captioner(BatchCaptioner, Hinting):
     The models of an ensemble share one vocabulary, and their word probabilities are averaged. An
     ensemble has the search options, info and grid of its first model (see also ``Ensemble``).
 
-    To caption photos, use ``caption``, ``captions``, ``explain`` or ``stream``. Calling the object
-    is short for ``caption``. Programs that read and batch photos themselves use ``prepare`` and
-    the methods with names that end in ``_batch``.
+    To caption photos, use ``caption``, ``captions``, ``explain`` or ``stream``. A call of the
+    object, ``model(photo)``, is short for ``model.caption(photo)``. Programs that read and batch
+    photos themselves use ``prepare`` and the methods with names that end in ``_batch``.
     """
 
     _hints: ClassVar[Mapping[str, str]] = {
@@ -284,11 +285,11 @@ class Captioner(BatchCaptioner, Hinting):
             photos: A photo or the path of a folder, as in ``caption``, or any iterable of photos.
                 An iterable is consumed lazily.
             alternatives: Number of most probable words to return for each position of a caption.
-            method: How the maps are computed: ``attention``, ``attention_gate``,
-                ``gradient_input``, ``grad_cam`` or ``occlusion``; see ``model.explanations``.
+            method: Method that computes the maps: ``attention``, ``attention_gate``,
+                ``gradient_input``, ``grad_cam`` or ``occlusion`` (see ``model.explanations``).
             batch_size: Number of photos that are captioned together.
-            words: Captions to explain instead of searching. In this case, ``style`` is the only
-                search option that can be set.
+            words: Captions of your own, which are explained for every photo. The search is then
+                skipped, so ``style`` is the only search option that can be set.
             keep_photos: Keep the photo with its captions, so that notebooks can display it. If the
                 photo is not a path, a smaller copy is kept.
             **search: Fields of ``SearchOptions`` to change, e.g. ``beam_size=1``.
@@ -437,7 +438,7 @@ class Captioner(BatchCaptioner, Hinting):
 
 
 def _several(photo: object) -> list[Any] | None:
-    """Return the photos of a list or a folder, or None for a single photo."""
+    """Return the photos in a list or in a folder, or None for a single photo."""
     if isinstance(photo, list | tuple):
         return [*photo]
     if isinstance(photo, str | os.PathLike) and os.path.isdir(photo):  # noqa: PTH112 - no errors

@@ -38,7 +38,7 @@ TEMPLATE = Path(__file__).with_name("card.md")
 PICTURE = "attention.png"
 METRICS = ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "METEOR", "ROUGE_L", "CIDEr", "CIDEr_D", "SPICE")
 _HUB_METRICS = {"Bleu": "bleu", "METEOR": "meteor", "ROUGE": "rouge", "CIDEr": "cider"}
-"""Identifiers of metrics on the hub, keyed by the first letters of their names in captioner."""
+"""Names of metrics on the hub, by the first letters of their names in captioner."""
 
 
 def files_to_push(
@@ -49,7 +49,7 @@ def files_to_push(
 ) -> dict[str, bytes | Path]:
     """Return the files of a model folder by name, with a model card.
 
-    A card that was edited is kept. If it has no header for the hub, a header is added.
+    A card that a person has edited is kept. If it has no header for the hub, a header is added.
 
     Args:
         folder: The model folder.
@@ -110,8 +110,8 @@ def make_card(
     """Return the card of a model for the repository ``user/name``.
 
     The last line of the card marks it as generated. If the model folder is inside its run folder,
-    the card lists the settings of the run. If the folder was copied elsewhere, the settings are
-    taken from its earlier card.
+    the card lists the settings of the run. If the folder was copied to a different place, the
+    settings are taken from its earlier card.
 
     Raises:
         ConfigError: A report cannot be read, or two reports are about the same data set.
@@ -211,7 +211,7 @@ def _training_row(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _header(
     config: Mapping[str, Any], name: str, options: CardOptions, reports: Mapping[str, Report]
 ) -> str:
-    """Return the YAML header with which the hub shows, filters and compares models.
+    """Return the YAML header from which the hub takes the facts about a model.
 
     The scores come from the reports. Without reports, they come from the validation during
     training.
@@ -343,9 +343,9 @@ def _settings(run: Path | None) -> str:
 
 
 def _public(kind: Any, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run that differ from the defaults, without private settings.
+    """Return the settings of a run that differ from the defaults and are not private.
 
-    Settings that this version no longer has are left out.
+    Settings of earlier versions that no longer exist are left out.
     """
     found: dict[str, Any] = {}
     for name, option in option_fields(kind).items():

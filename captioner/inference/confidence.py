@@ -1,12 +1,13 @@
 """Confidence: the calibrated probability that nothing in a caption is false.
 
-A logistic model estimates it from the caption and the photo alone:
+A logistic model estimates the confidence from the caption and the photo:
 
     confidence = familiarity sigmoid(intercept + sum_i weight_i (x_i - mean_i) / scale_i)
 
-``FEATURES`` lists the x. Each style has its own intercept. Each x is limited to its range on the
-photos that the model was fitted to, so that the model never extrapolates. The familiarity is 1 for
-photos and falls to 0 for images that do not look like photos (see ``Calibrator.familiarity``).
+``FEATURES`` lists the features x_i. Each style has its own intercept. Each feature is limited to
+its range on the photos that the model was fitted to, so that the model never extrapolates. The
+familiarity is 1 for photos and falls to 0 for images that do not look like photos (see
+``Calibrator.familiarity``).
 
 ``captioner.evaluation.fit_confidence`` fits the model to judged captions. Without judgements, a
 caption counts as right if its CIDEr-D against reference captions reaches a threshold (default:
@@ -49,7 +50,7 @@ mean_log_prob: log-probability of the caption per token, including the end token
 least_true: log-odds of the content word that is least likely to be true.
 all_true: log-probability that all content words are true.
 
-The last two are 0 if the caption has no content words or the model has no reading.
+The last two features are 0 if the caption has no content words or the model has no reading.
 """
 
 
@@ -62,11 +63,12 @@ class Observation(NamedTuple):
     found: Hypothesis
     """The caption as the search found it."""
     photo: NDArray[np.float32]
-    """Mean feature of the photo's regions, as the decoder uses them, (D,)."""
+    """The photo's vector: the mean of the features of its regions, as the decoder uses them,
+    (D,)."""
     rows: NDArray[np.int64]
-    """Index of each word's stem, or a constant of ``search.worth``, (T,)."""
+    """Index of each word's stem, (T,). Words without a stem have a constant of ``search.worth``."""
     z: NDArray[np.float32]
-    """Log-odds that the photo shows each stem, (S,), from the model's reading of the photo."""
+    """Natural log-odds that the photo shows each stem, (S,), from the model's reading."""
 
     def log_odds(self, truth: WordTruth | None) -> NDArray[np.float64]:
         """Return the log-odds that each word is true, (T,). Function words have NaN."""
@@ -92,14 +94,14 @@ class Calibrator:
     intercepts: Mapping[str, float]
     """Intercept of each style. A model without styles has one intercept, with the key ``""``."""
     truth: WordTruth | None = None
-    """The fitted model of the truth of each word, which is the probability that the word is true of
-    the photo. None if this model was not fitted."""
+    """The fitted equation for the truth of each word, or None if it was not fitted. Truth is the
+    probability that the word is true of the photo."""
     kinds: NDArray[np.float32] | None = None
     """Coefficients of a linear model for the log-odds that an image is not a photo, (D + 1,). The
     last coefficient is the intercept. None if all images count as photos."""
     familiar: tuple[float, float] = (0.0, 1.0)
-    """Two limits for the log-odds that an image is not a photo. Between the first and the second
-    limit, the familiarity falls from 1 to 0."""
+    """Two limits for the log-odds that an image is not a photo. The familiarity is 1 up to the
+    first limit, falls linearly, and is 0 from the second limit on."""
     search: Mapping[str, Any] = field(default_factory=dict)
     """The search options that the model was fitted for (see `search_key`)."""
     threshold: float | None = 0.5
@@ -190,7 +192,7 @@ def search_key(options: SearchOptions) -> dict[str, Any]:
 def no_confidence(
     calibrator: Calibrator | None, options: SearchOptions, styles: Sequence[str]
 ) -> str | None:
-    """Return why a search with these options computes no confidence, or None if it does.
+    """Return the reason why a search computes no confidence, or None if it computes one.
 
     Args:
         calibrator: The calibrator of the model, or None if the model is not calibrated.
@@ -256,8 +258,8 @@ def read_arrays(
 
     Args:
         path: The file.
-        version: Highest supported version of the format.
-        advice: End of the error message: an alternative to deleting the file.
+        version: Latest version of the format that this code can read.
+        advice: The end of the error message. It names an alternative to deleting the file.
 
     Raises:
         ModelError: The file is damaged or was written by a later version, or the block cannot use

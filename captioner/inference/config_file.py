@@ -19,7 +19,8 @@ from captioner.text.vocabulary import Subwords, Vocabulary
 
 FORMAT_VERSION = 1
 REMOVED_SEARCH = ("guidance",)
-"""Search options of earlier versions that model folders may still contain. They are ignored."""
+"""Search options that no longer exist. Model folders of earlier versions may contain them, so they
+are ignored."""
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
@@ -123,7 +124,7 @@ def read_vocabulary(folder: Path, config: dict[str, Any]) -> Vocabulary:
 
 @contextmanager
 def config_errors(folder: Path) -> Iterator[None]:
-    """Report a missing or invalid entry of the config as an error of one line.
+    """Turn errors about a missing or invalid entry of the config into a one-line `ModelError`.
 
     Raises:
         ModelError: The block reads an entry that is missing or invalid.

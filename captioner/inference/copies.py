@@ -1,8 +1,8 @@
-"""Copies of a loaded model, in memory and in other processes.
+"""Copies of a loaded model, in the same process or in other processes.
 
 Sessions of ONNX Runtime cannot be pickled, and weights would be slow to send. A pickled model
-therefore consists of the names of its folders, its device and its precision. Each process loads it
-only once, even if a pool sends it many times.
+therefore consists of the names of its folders, its device and its precision. Each process loads a
+model only once, even if a process pool sends the model many times.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Portable:
 def _load(
     kind: Any, folders: Sequence[Path], times: object, device: str, precision: Precision
 ) -> Any:
-    """Load models as an instance of a class. While no file changes, return the same instance."""
+    """Load models as an instance of a class. Return the earlier instance if no file has changed."""
     del times
     return kind(*map(load_model, folders), device=device, precision=precision)
 

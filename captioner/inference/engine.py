@@ -60,7 +60,7 @@ class CaptionScores(NamedTuple):
     """Context gates, (B, R, T)."""
 
     def hypothesis(self, row: int, tokens: list[int]) -> Hypothesis:
-        """Return the first caption of a photo in the form of a search result, with NumPy arrays."""
+        """Return the scores of a photo's first caption in the form of a search result."""
         length = len(tokens)
         log_probs = self.log_probs[row, 0, np.arange(length + 1), [*tokens, END]]
         return Hypothesis(
@@ -74,7 +74,7 @@ class CaptionScores(NamedTuple):
 
 
 class Engine(Protocol):
-    """An engine that runs one model. It computes with the arrays of its own library and device."""
+    """An engine that runs one model, with the arrays of its own library and device."""
 
     name: str
     """Name of the encoder."""
@@ -86,13 +86,13 @@ class Engine(Protocol):
     """Precision in use: ``fp32``, ``tf32``, ``bf16``, ``fp16`` or ``int8``."""
 
     def running(self) -> AbstractContextManager[object]:
-        """Return a context manager. The search and all other methods must run inside it."""
+        """Return the context manager in which the search and all other methods must run."""
 
     def encode(self, pixels: NDArray[np.uint8]) -> Any:
-        """Encode photos (B, H, W, 3) to features, returned as opaque grids."""
+        """Encode photos, (B, H, W, 3), and return their features as an opaque object, the grids."""
 
     def memory(self, grids: Any) -> Any:
-        """Precompute the decoder's per-photo inputs, returned as an opaque memory."""
+        """Compute the decoder's inputs for the photos as an opaque object, the memory."""
 
     def read(self, grids: Any) -> Reading | None:
         """Return the model's reading of the photos, or None if the model has no reading."""
@@ -101,10 +101,10 @@ class Engine(Protocol):
         """Return the mean of each photo's region features, as the decoder uses them, (B, D)."""
 
     def stepper(self, memory: Any, start: int) -> Any:
-        """Return a new ``Stepper`` for a search that begins with the start token."""
+        """Return a new ``Stepper`` for a search that begins with the start token (its token id)."""
 
     def score(self, memory: Any, tokens: NDArray[np.int64]) -> CaptionScores:
-        """Score captions. Their token ids are the start token, words and padding, (B, R, T)."""
+        """Score captions, given as token ids of the start token, words and padding, (B, R, T)."""
 
 
 def _average(
@@ -170,7 +170,7 @@ class Ensemble:
         return max(engine.preprocessing.image_size for engine in self.engines)
 
     def prepare(self, image: Image.Image) -> Prepared:
-        """Resize an RGB image for every model. Models with the same input share the pixels."""
+        """Resize an RGB image for every model. Models with equal `pixel_format` share pixels."""
         kinds = {
             pixel_format(engine.preprocessing): engine.preprocessing for engine in self.engines
         }
@@ -187,7 +187,7 @@ class Ensemble:
             ]
 
     def memories(self, grids: Sequence[Any]) -> list[Any]:
-        """Precompute the decoder's per-photo inputs, and return one memory per model."""
+        """Compute the decoder's inputs for the photos, and return one memory per model."""
         with self.engines[0].running():
             return [engine.memory(grid) for engine, grid in zip(self.engines, grids, strict=True)]
 
@@ -241,7 +241,7 @@ class Ensemble:
     def score(
         self, memories: Sequence[Any], captions: Sequence[Sequence[list[int]]], start: int
     ) -> CaptionScores:
-        """Score given captions of each photo (lists of token ids), and return NumPy arrays."""
+        """Score given captions of each photo, as lists of token ids, and return NumPy arrays."""
         count = max(len(group) for group in captions)
         longest = max(len(tokens) for group in captions for tokens in group)
         inputs = np.full((len(captions), count, longest + 1), PAD, dtype=np.int64)
@@ -257,7 +257,7 @@ class Ensemble:
 
 
 def pixel_format(preprocessing: Preprocessing) -> tuple[object, ...]:
-    """Return the properties of a model's input that determine its pixel values."""
+    """Return the settings that determine the pixel values of a model's input."""
     return preprocessing.image_size, preprocessing.resize, preprocessing.channel_order
 
 

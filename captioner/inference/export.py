@@ -1,4 +1,4 @@
-"""Exports a model as two ONNX graphs for ``onnx_engine``, and checks them against the model."""
+"""Export of a model as two ONNX graphs for ``onnx_engine``, with a check of their results."""
 
 from __future__ import annotations
 
@@ -48,12 +48,13 @@ from captioner.model.efficientnet_lite import fold_norms
 from captioner.text.vocabulary import END, NEVER_GENERATED, SPECIAL_NAMES, START
 
 OPSET = 18
-"""Version of the ONNX operator set: the lowest that torch's exporter writes. ONNX Runtime has
-supported it since 1.14, and onnxruntime-web supports it too."""
+"""Version of the ONNX operator set. It is the lowest version that torch's exporter writes. ONNX
+Runtime has supported it since 1.14, and onnxruntime-web supports it too."""
 
 MEMORY = ("values", "keys")
 EXAMPLES = 2
-"""Number of photos and of beams in the example inputs. The exporter would make 1 a constant."""
+"""Number of photos in the example inputs. The number of beams is larger by 1. If one of the numbers
+were 1, the exporter would turn it into a constant."""
 TOLERANCE = 1e-4
 """Largest allowed difference of a log-probability between torch and ONNX Runtime, in nats."""
 
@@ -134,7 +135,7 @@ def _quantize(folder: Path, config: dict[str, Any], photos: Sequence[Prepared]) 
 
 
 def _exported_config(folder: Path, stored: StoredModel) -> dict[str, Any]:
-    """Return the config of a model folder, unknown entries included, with the graphs' entry."""
+    """Return the config of a model folder, to which the entry for the graphs is added."""
     vocabulary = stored.vocabulary
     tokens = {  # for programs without captioner's source, such as a web page
         "start": vocabulary.start(),
@@ -154,7 +155,7 @@ def digest(path: Path) -> str:
 
 
 def largest_difference(model: CaptionModel, folder: Path) -> float:
-    """Return the largest difference between the results of torch and of the graphs.
+    """Return the largest difference between the results of torch and the results of the graphs.
 
     The photos are random. Log-probabilities, attention weights and log-odds are compared. Several
     random words are passed one after another, so that errors in the state add up. For log-odds
@@ -212,7 +213,7 @@ def decode(decoder: Decoder, tokens: Tensor, **given: Tensor) -> dict[str, Tenso
 
 
 class Graph(nn.Module):
-    """A module that takes and returns tensors by position, as the exporter requires."""
+    """A module with tensors as positional arguments and results, as the exporter requires."""
 
     def __init__(
         self, function: Callable[..., dict[str, Tensor]], module: nn.Module, inputs: list[str]
@@ -293,7 +294,7 @@ def _write(graph: Graph, inputs: Mapping[str, Tensor], path: Path, what: str) ->
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence the progress output and the warnings of torch's exporter and the quantizer."""
+    """Silence the progress messages and warnings of torch's exporter and of the quantizer."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):

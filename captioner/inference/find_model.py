@@ -1,4 +1,4 @@
-"""Finds the folder of a model by its name."""
+"""Search for the folder of a model by its name."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from captioner.inference.names import (
 def find_model(folder: str | Path, revision: str | None = None, **hub_options: Any) -> Path:
     """Return the folder of a model.
 
-    For a run folder, this is the folder of its best model. The name ``shipped`` refers to the model
-    in the package, unless a folder of that name exists. ``hf:user/name@revision`` refers to a model
-    on the Hugging Face hub, which ``hub.fetch`` downloads.
+    If the name is a run folder, the result is the folder of the run's best model. The name
+    ``shipped`` refers to the model in the package, unless a folder of that name exists.
+    ``hf:user/name@revision`` refers to a model on the Hugging Face hub, which ``hub.fetch``
+    downloads.
 
     Raises:
         ConfigError: A name on the hub is invalid, or a revision was passed for a local folder.

@@ -62,8 +62,8 @@ def load_model(folder: str | Path, revision: str | None = None, **hub_options: A
     """Read the model folder that `find_model` returns for a name.
 
     Raises:
-        ModelError: A file is missing, damaged or not from captioner, or the folder was written by a
-            newer version.
+        ModelError: A file is missing, damaged or not from captioner, or a newer version wrote the
+            folder.
         ConfigError: The model needs torch, but torch is not installed.
     """
     from captioner.inference.confidence import read_calibrator
@@ -115,7 +115,7 @@ def fingerprints(folders: Sequence[str | Path]) -> list[str]:
 
 
 def save_model(folder: str | Path, stored: StoredModel) -> None:
-    """Write a model folder. An existing folder is replaced when the new one is complete.
+    """Write a model folder. An existing folder is replaced once the new folder is complete.
 
     Raises:
         ConfigError: The model has no weights, or torch is not installed.

@@ -25,7 +25,7 @@ PREFIX = "hf:"
 
 _REPO = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 _BAR_DELAY = 0.5
-"""Seconds before a progress bar is shown. Loading a model from the cache takes less time."""
+"""Seconds before a progress bar appears. A model in the cache is loaded in less time."""
 
 
 class HubModel(NamedTuple):
@@ -41,15 +41,16 @@ class HubModel(NamedTuple):
 
 
 def is_hub_name(name: object) -> bool:
-    """Return whether a model's name refers to the hub: it begins with ``hf:``."""
+    """Return whether a model's name begins with ``hf:``, so that it refers to the hub."""
     return str(name).startswith(PREFIX)
 
 
 def parse(name: str | Path, revision: str | None = None) -> HubModel:
-    """Parse ``hf:user/name`` or ``hf:user/name@revision``. The prefix ``hf:`` is optional.
+    """Parse ``hf:user/name`` or ``hf:user/name@revision``. The prefix ``hf:`` may be missing.
 
     Raises:
-        ConfigError: The name has a different form, or ``revision`` differs from its revision.
+        ConfigError: The name has a different form, or ``revision`` differs from the revision in the
+            name.
     """
     repo, at, own = str(name).removeprefix(PREFIX).partition("@")
     if not _REPO.fullmatch(repo) or (at and not own):
@@ -118,7 +119,8 @@ def push(
     """Commit files to a repository and branch, which are created if necessary.
 
     Args:
-        files: The content or path of each file, by name; see ``card.files_to_push``.
+        files: The content or the path of each file, by the file's name (see
+            ``card.files_to_push``).
         target: The repository. Its revision is the branch.
         commit_message: Message of the commit.
         private: Make a new repository private. None uses the account's default.

@@ -11,7 +11,7 @@ FREQUENCIES = "document_frequencies.json.gz"
 CARD = "README.md"
 ENCODER_GRAPH, DECODER_GRAPH = GRAPHS = ("encoder.onnx", "decoder.onnx")
 MODEL_FILES = (CONFIG, WEIGHTS, *GRAPHS, TOKENIZER, FREQUENCIES, CONFIDENCE, GRAMMAR, CARD)
-"""All files of a model folder. Nothing else is read from it, downloaded or pushed."""
+"""All files of a model folder. Other files in the folder are not read, downloaded or pushed."""
 EXPORTED = "exported"
 """Config entry of a folder with graphs: opset, precision, special tokens and ``source``, the digest
 of the exported weights."""

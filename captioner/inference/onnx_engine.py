@@ -8,9 +8,9 @@ An exported folder contains a model folder's ``config.json`` and two graphs (doc
                         -> log_probs, alphas, gate, next_hidden, next_cell [, next_fed]; per word
 
 A graph has only the inputs and outputs that its attention mechanism needs, so they are accessed by
-name. ``STATE`` lists the names of the decoder's state. Besides the state and the tokens, the inputs
-of the decoder are the memory. Shapes are as in ``model.decoder`` and ``model.reading``, with a
-dynamic number of photos and beams. Pixels are (B, H, W, 3) bytes, because the graph includes the
+name. ``STATE`` lists the names of the decoder's state. The decoder's other inputs, except for the
+tokens, form the memory. Shapes are as in ``model.decoder`` and ``model.reading``, with a dynamic
+number of photos and beams. Pixels are (B, H, W, 3) bytes, because the graph includes the
 normalization.
 """
 
@@ -38,7 +38,8 @@ from captioner.search.search import Advance
 from captioner.text.vocabulary import END, NEVER_GENERATED
 
 STATE = ("hidden", "cell", "fed")
-"""Names of the decoder's state among the inputs. The outputs have the prefix ``NEXT``."""
+"""Names of the decoder's state among its inputs. Among its outputs, the names begin with
+``NEXT``."""
 NEXT = "next_"
 SUMMARY = "summary"
 READ = (READING, "reading_regions")
@@ -48,7 +49,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class OnnxEngine:
-    """An engine that runs exported graphs. Its grids and its memory are the encoder's outputs."""
+    """An engine that runs exported graphs. Its grids and memory are the encoder graph's outputs."""
 
     def __init__(self, stored: StoredModel, device: str, precision: str) -> None:
         """Load the graphs.
@@ -126,7 +127,7 @@ class OnnxEngine:
         return OnnxStepper(self, memory, start)
 
     def score(self, memory: Arrays, tokens: NDArray[np.int64]) -> CaptionScores:
-        """Score captions word by word, because the graph runs one step (see ``Engine.score``)."""
+        """Score captions word by word, as the graph runs a single step (see ``Engine.score``)."""
         stepper = OnnxStepper(self, memory, 0)
         stepper.state = {n: part.repeat(tokens.shape[1], 1) for n, part in stepper.state.items()}
         steps = [stepper.step(tokens[:, :, t]) for t in range(tokens.shape[2])]

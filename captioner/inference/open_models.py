@@ -1,4 +1,4 @@
-"""Selects the engine for a model: ONNX Runtime runs its graphs, or torch runs its weights."""
+"""Selection of the engine for a model: ONNX Runtime for its graphs, or torch for its weights."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def open_models(models: Sequence[StoredModel], device: str, precision: Precision
 def runs_graphs(stored: StoredModel, device: str, precision: str) -> bool:
     """Return whether a model is run from its graphs instead of its weights.
 
-    A model that has both is run from its graphs only on a CPU and with the precision ``auto``.
+    If a model has both graphs and weights, its graphs are run only on a CPU and with the precision
+    ``auto``.
     """
     if not (stored.has_graphs and stored.has_weights):
         return stored.has_graphs

@@ -1,4 +1,4 @@
-"""A caption together with its photo, for notebooks and for drawing."""
+"""A caption together with its photo, so that notebooks can show both."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class PhotoCaption(Caption):
     """A caption with its photo. Notebooks display it in the attention viewer."""
 
     photo: Image.Image | Path | None = None
-    """The path of the photo. If the photo had no path, a copy of at most 640 pixels per side."""
+    """The path of the photo. If the photo had no path, this is a copy with at most 640 pixels per
+    side."""
 
     _hints: ClassVar[Mapping[str, str]] = {
         **{name: hint for name, hint in Caption._hints.items() if name != "show"},
@@ -66,12 +67,12 @@ class PhotoCaption(Caption):
 
 
 def shown_photo(image: Image.Image, source: Photo) -> Image.Image | Path:
-    """Return what a caption keeps of its photo: the path, or a small copy if it has no path.
+    """Return the value of ``PhotoCaption.photo``: the path of a photo, or a small copy.
 
-    A photo with a path is read again only when the caption is shown.
+    The file of a path is read again only when the caption is shown.
 
     Args:
-        image: The photo as read.
+        image: The photo as it was read from ``source``.
         source: The path, bytes, file or array from which ``image`` was read.
     """
     if isinstance(source, (str, os.PathLike)):

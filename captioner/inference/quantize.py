@@ -1,10 +1,11 @@
-"""Quantizes the graphs of an exported folder to 8 bits.
+"""Quantization of the graphs of an exported folder to 8 bits.
 
 Weights become int8, with one scale per output channel. Activations become uint8. Their ranges are
 measured while the float32 graphs caption calibration photos (static quantization), so results
 depend neither on the batch nor on the processor. The embedding also becomes int8. Three parts stay
 float32: products with a vector (v in additive attention), softmax and layer norms, and the sums
-after the last products of the reading. In 8 bits, its log-odds would have steps of 0.1.
+after the last products of the reading. In 8 bits, the log-odds of the reading would have steps of
+0.1.
 
 Processors with AVX2 but without VNNI (``vpmaddubsw``) add the products of two neighbouring inputs
 in 16 bits. The sum overflows if both weights are large and have the same sign. Scales are therefore
@@ -32,7 +33,7 @@ QUANTIZED = {ENCODER_GRAPH: ["Conv", "Clip", "Add", "MatMul"], DECODER_GRAPH: ["
 LARGEST = 127
 """Largest absolute value of a quantized weight."""
 PAIR = 128
-"""Largest absolute value of the sum of two neighbouring quantized weights with the same sign."""
+"""Largest absolute value of the sum of two neighbouring quantized weights with equal signs."""
 
 _Array = NDArray[Any]
 
@@ -149,7 +150,7 @@ def _behind_products(graph: Any, outputs: Sequence[str]) -> list[str]:
 
 
 def channel_scales(weights: _Array, *, paired: bool) -> _Array:
-    """Return the smallest scale of each output channel that keeps its weights within the limits.
+    """Return the smallest scale of each output channel that keeps the channel within the limits.
 
     Args:
         weights: The weights, (C, K).

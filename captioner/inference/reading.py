@@ -35,14 +35,14 @@ from captioner.search.worth import FUNCTION_WORD, UNKNOWN_WORD
 from captioner.text.vocabulary import SPECIAL_NAMES, Vocabulary, content_words
 
 READING = "reading"
-"""Name of the config entry, and of the graph output that contains the log-odds."""
+"""Name of the config entry, and of the output of the ONNX graph that contains the log-odds."""
 
 MIN_PROBABILITY = 0.3
-"""Least probability of a keyword."""
+"""Smallest probability of a keyword. Less probable keywords are left out."""
 LEAST_ODDS = float(np.log(MIN_PROBABILITY / (1 - MIN_PROBABILITY)))
 
 NO_KEYWORDS = "does not support keywords; add them with scripts/fit_reading.py"
-"""The end of an error message. It follows the name of the model."""
+"""The end of an error message, which begins with the name of a model."""
 
 _Array = NDArray[np.float32]
 _Phrases = tuple[tuple[str, ...], ...]
@@ -75,7 +75,7 @@ class ReadingWords:
         vocabulary: Vocabulary,
         keywords: Mapping[str, _Phrases] | None = None,
     ) -> ReadingWords:
-        """Find the stem of each word in a vocabulary. Sub-word pieces have no stem."""
+        """Find the stem of each word in a vocabulary. Pieces of words have no stem."""
         from captioner.text.content import stem  # captioning does not need the stemmer
 
         numbers = {one: row for row, one in enumerate(stems)}
@@ -117,7 +117,7 @@ class ReadingWords:
         return cls(stems, rows, keywords)
 
     def as_config(self, hidden: int) -> dict[str, Any]:
-        """Return the config entry for a reading with this size of the hidden layer."""
+        """Return the config entry of the reading. ``hidden`` is the size of its hidden layer."""
         keywords = {
             word: [" ".join(phrase) for phrase in phrases]
             for word, phrases in self.keywords.items()
@@ -125,7 +125,7 @@ class ReadingWords:
         return {"hidden": hidden, "stems": self.stems, "rows": self.rows, "keywords": keywords}
 
     def token_rows(self, vocabulary: Vocabulary) -> NDArray[np.int64]:
-        """Return the index of each token's stem, (V,).
+        """Return the index of the stem of each token in the vocabulary, (V,).
 
         Content words without a stem get ``UNKNOWN_WORD``. All other tokens without a stem get
         ``FUNCTION_WORD``.
@@ -162,7 +162,8 @@ class ReadingWords:
             regions: Log-odds of the stems in each region, (Gh, Gw, S).
             count: Maximum number of keywords.
             neutral: Use "person" for men and women (see ``SearchOptions.neutral``).
-            familiarity: Factor for all probabilities (see ``Calibrator.familiarity``).
+            familiarity: Factor between 0 and 1 for all probabilities (see
+                ``Calibrator.familiarity``).
         """
         keywords = self._neutral if neutral else self._plain
         odds = words[keywords.rows].min(axis=1)  # per phrase: the odds of its least probable stem
@@ -196,7 +197,7 @@ class ReadingWords:
 
 
 class _Keywords(NamedTuple):
-    """The K keywords and their P phrases, as indices of stems."""
+    """K keywords and their P phrases, in which every phrase is a row of stem indices."""
 
     words: tuple[str, ...]
     rows: NDArray[np.intp]

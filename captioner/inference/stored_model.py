@@ -35,14 +35,16 @@ class StoredModel:
     info: dict[str, Any] = field(default_factory=dict)
     """Training data and scores, for information only."""
     frequencies: bytes | None = None
-    """Content of the file with document frequencies, or None (see ``captioner.evaluation``)."""
+    """Content of the file with document frequencies, which CIDEr needs, or None if it does not
+    exist."""
     calibrator: Calibrator | None = None
     """The model that estimates the confidence of captions, or None if it was not fitted."""
     reading: ReadingWords | None = None
     """The words that the model's reading of a photo covers, or None if it has no reading (see
     ``inference.reading``)."""
     grammar: Grammar | None = None
-    """Rules for endings and agreement in captions, or None if the decoder alone decides."""
+    """Rules for the endings of captions and for agreement between words, or None without such
+    rules."""
     folder: Path | None = None
     """The folder that the model was read from, or None for a new model."""
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -64,7 +66,7 @@ class StoredModel:
         """Check that the model can run in torch.
 
         Args:
-            use: What the weights are needed for, as the subject of the error message.
+            use: The operation that needs the weights, as the subject of the error message.
 
         Raises:
             ConfigError: The model has only graphs, or torch is not installed.

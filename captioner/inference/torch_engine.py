@@ -1,4 +1,4 @@
-"""An engine that runs a model with torch: it encodes photos and steps the decoder."""
+"""An engine that runs a model with torch, and the stepper of its decoder for the search."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ from captioner.search.search import Advance
 from captioner.text.vocabulary import END, NEVER_GENERATED, START
 
 ENCODED_TOGETHER = 8
-"""Number of photos that a CPU encodes at a time, whatever the batch size. A larger number would
-need more memory."""
+"""Number of photos that a CPU encodes at a time. Larger batches are split, to save memory."""
 
 
 class TorchEngine:
@@ -103,7 +102,7 @@ class TorchEngine:
     def relevance(
         self, method: ExplanationMethod, grid: Tensor, start: int, tokens: list[int]
     ) -> NDArray[np.float32]:
-        """Return the relevance of each region for each word of a caption, in nats, (T, L).
+        """Return how relevant each region is for each word of a caption, in nats, (T, L).
 
         ``grid`` contains the features of the photo, (L, D). For the methods see
         ``model.explanations``. The methods ``attention`` and ``attention_gate`` are not supported,
@@ -127,10 +126,11 @@ class TorchEngine:
 
 
 def _inference_copy(model: CaptionModel, device: torch.device, precision: str) -> CaptionModel:
-    """Return a copy optimized for inference. The original keeps its float32 weights.
+    """Return a copy of a model that is optimized for inference. The original keeps its weights.
 
-    The copy shares all weights that are not converted. For bf16 and fp16, the weights of products
-    are converted once. Without gradients, autocast would convert them again for every word.
+    The copy shares all weights that are not converted. For bf16 and fp16, the weights of matrix
+    products and convolutions are converted once. Without this step, autocast would convert them for
+    every word.
     """
     shared: dict[int, Any] = {
         id(part): nn.Parameter(part.detach(), requires_grad=False) for part in model.parameters()
@@ -149,8 +149,7 @@ def _inference_copy(model: CaptionModel, device: torch.device, precision: str) -
 class DecoderStepper:
     """A stepper that runs a decoder over the beams of a batch of photos.
 
-    Features and their projection are stored once per photo, not once per beam. Gradients are not
-    recorded.
+    The features and keys are stored once per photo, not once per beam. Gradients are not recorded.
     """
 
     xp: Any = array_api_compat.torch
@@ -159,7 +158,7 @@ class DecoderStepper:
     def __init__(self, decoder: Decoder, memory: Memory, start_token: int | Tensor = START) -> None:
         """Start with one beam per photo.
 
-        ``start_token`` is one token for all photos, or one token for each photo, (B,).
+        ``start_token`` is the token id for all photos, or one id for each photo, (B,).
         """
         self.start_token = start_token
         self.decoder, self.memory = decoder, memory

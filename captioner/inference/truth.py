@@ -2,9 +2,9 @@
 
     truth = sigmoid(scale z + log_prob_weight log p + bias)
 
-z is the log-odds that the photo shows the word's stem, from the model's reading of the photo (see
-``inference.reading``). For a content word without a stem, z is the fitted number ``unknown``. p is
-the decoder's probability of the word.
+z is the natural log-odds that the photo shows the word's stem (dog for *dogs*). It comes from the
+model's reading of the photo (see ``inference.reading``). For a content word without a stem, z is
+the fitted number ``unknown``. p is the decoder's probability of the word.
 
 ``captioner.evaluation.fit_confidence`` fits the numbers to generated captions. For this purpose, a
 word counts as true if a reference caption contains its stem, or if the object that it names is
@@ -27,14 +27,17 @@ _Rows = NDArray[np.integer[Any]]
 
 @dataclass(frozen=True)
 class WordTruth:
-    """The fitted numbers of the equation for the truth of words."""
+    """The equation for the truth of words, with its fitted numbers."""
 
     scale: float
+    """Factor of z, the log-odds that the photo shows the word's stem."""
     log_prob_weight: float
+    """Factor of the decoder's log-probability of the word."""
     bias: float
     unknown: float
+    """Value of z for content words without a stem."""
     search_scale: float
-    """Replacement for ``scale`` during the search. The search uses the equation without log p."""
+    """Replacement for ``scale`` during the search, which uses the equation without log p."""
     search_bias: float
     """Replacement for ``bias`` during the search."""
     search_unknown: float
@@ -77,7 +80,7 @@ class WordTruth:
 
 
 def _with_constants(z: _Floats, unknown: float) -> NDArray[np.float64]:
-    """Append the values at the indices ``UNKNOWN_WORD`` (-2) and ``FUNCTION_WORD`` (-1)."""
+    """Append the values for the indices ``UNKNOWN_WORD`` (-2) and ``FUNCTION_WORD`` (-1) to z."""
     return np.concatenate([np.asarray(z, np.float64), [unknown, np.nan]])
 
 

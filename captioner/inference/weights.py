@@ -1,4 +1,4 @@
-"""Reads and writes a model's weights, and builds its network in torch."""
+"""Functions that read and write a model's weights, and build its network in torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from captioner.options import DecoderConfig
 from captioner.text.vocabulary import Vocabulary
 
 _RANDOM = {"kaiming_uniform_", "uniform_", "normal_", "erfinv_"}
-"""Slow functions of ``torch.nn.init`` and ``Tensor`` that initialize a tensor in place."""
+"""Names of slow functions of ``torch.nn.init`` and ``Tensor`` that initialize a tensor in place."""
 
 
 def to_bytes(model: CaptionModel) -> bytes:
@@ -38,7 +38,8 @@ def to_bytes(model: CaptionModel) -> bytes:
 def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copy tensors to the CPU, each into its own memory.
 
-    The tensors of a module that is used twice share memory. safetensors does not save such tensors.
+    If a module is used in two places, its tensors share memory. safetensors cannot save such
+    tensors.
     """
     places: set[int] = set()
     found = {}
@@ -57,7 +58,7 @@ def to_float16(tensor: Tensor) -> Tensor:
 
 
 def required_packages(model: CaptionModel, decoder: DecoderConfig) -> dict[str, Any]:
-    """Return the config entry ``requires``: the packages of scorers and encoders from outside."""
+    """Return the config entry ``requires``: records of scorers and encoders not built in."""
     records = ENCODERS.provider(model.encoder.name), SCORERS.provider(decoder.attention)
     required = [record for record in records if record is not None]
     return {"requires": required} if required else {}
