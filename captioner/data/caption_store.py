@@ -432,7 +432,7 @@ def make_store(
         if options.sidecar:
             raise ConfigError(
                 f"--exiftool cannot be combined with --sidecar {options.sidecar}; leave out "
-                "--exiftool, or replace --sidecar by --embed or --in-place"
+                "--exiftool, or replace --sidecar with --embed or --in-place"
             )
         require_exiftool()
     if force and existing not in (None, "replace"):
