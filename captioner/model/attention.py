@@ -40,7 +40,7 @@ class Sizes(NamedTuple):
     attention: int
     """Attention size, A: the setting ``decoder.attention_dim``."""
     regions: int
-    """Largest number of regions, L. Only the location score uses it."""
+    """Largest number of regions, L. Only `LocationScorer` uses it."""
 
 
 class Scorer(nn.Module):
@@ -96,7 +96,7 @@ class AdditiveScorer(Scorer):
         self.energy = nn.Linear(sizes.attention, 1, bias=False)  # v
 
     def keys(self, features: Tensor) -> Tensor:
-        """Return W_a a_i + b, (B, L, A)."""
+        """Return the keys W_a a_i + b, (B, L, A), for features a, (B, L, D)."""
         return widen(self.key(features))
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
@@ -104,9 +104,13 @@ class AdditiveScorer(Scorer):
         return self.compare(self.query(query), keys)
 
     def compare(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Return v^T tanh(k_i + q), (B, R, L), for projected queries (B, R, A) and keys (B, L, A).
+        """Return the scores v^T tanh(k_i + q), (B, R, L).
 
-        Subclasses with a different projection of the query call this method too.
+        Subclasses can call this method with another projection of the queries.
+
+        Args:
+            query: Projected queries q, such as W_h h, (B, R, A).
+            keys: Keys k_i of the regions, (B, L, A).
         """
         with torch.autocast(query.device.type, enabled=False):  # in float32
             mixed = torch.tanh(widen(query).unsqueeze(2) + keys.unsqueeze(1))  # (B, R, L, A)
@@ -114,7 +118,7 @@ class AdditiveScorer(Scorer):
 
 
 class Memory(NamedTuple):
-    """Precomputed tensors that depend on the photo alone. All captions of a photo share them."""
+    """Tensors that depend on the photo alone, computed once and shared by all of its captions."""
 
     values: Tensor
     """The features that are averaged into the context, (B, L, D). `MultiHeadAttention` and `OneMap`
@@ -214,9 +218,11 @@ def softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def masked_mean(features: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean of the features (B, L, D) over the regions where the mask is True, (B, 1, D).
+    """Return the mean of the features over the real regions, (B, 1, D).
 
-    Without a mask, all regions count.
+    Args:
+        features: Features of the regions, (B, L, D).
+        mask: True at real regions, (B, L), or None if all are real.
     """
     if mask is None:
         return features.mean(dim=1, keepdim=True)

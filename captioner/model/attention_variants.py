@@ -85,7 +85,7 @@ class ScaledDotScorer(DotScorer):
     """
 
     def keys(self, features: Tensor) -> Tensor:
-        """Return a_i / sqrt(D), (B, L, D)."""
+        """Return the features divided by sqrt(D), (B, L, D), so that the scores are scaled."""
         return widen(features) / math.sqrt(self.sizes.features)
 
 
@@ -102,7 +102,7 @@ class GeneralScorer(Scorer):
         self.key = nn.Linear(sizes.features, sizes.query, bias=False)
 
     def keys(self, features: Tensor) -> Tensor:
-        """Return W a_i, (B, L, N)."""
+        """Return the keys W a_i, (B, L, N), for features a, (B, L, D)."""
         return widen(self.key(features))
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
@@ -144,8 +144,9 @@ class MultiHeadAttention(Attention):
         z^h   = sum_i softmax(e^h)_i W_v^h a_i                context of head h, (d)
         z     = W_o [z^1; z^2; ...]                           context
 
-    Each head has d = A / heads numbers. In the memory, keys and values have the shape (B, heads, L,
-    d). ``forward`` returns the mean of the attention weights over the heads.
+    The queries, keys and values of each head have the size d = A / heads. In the memory, keys and
+    values have the shape (B, heads, L, d). ``forward`` returns the mean of the attention weights
+    over the heads.
 
     Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2. Deviation: none.
     """

@@ -116,7 +116,8 @@ def size_errors(name: str, size: int | None) -> Iterator[None]:
         if size is None:
             raise
         raise ConfigError(
-            f"encoder {name} does not support {size} x {size} pixels: {first_line(error)}"
+            f"encoder {name} does not support photos of {size} x {size} pixels "
+            f"({first_line(error)}); use another image size"
         ) from error
 
 
@@ -162,8 +163,8 @@ def _timm(name: str, pretrained: bool, image_size: int | None) -> Backbone:
 
     if not timm.is_model(name):
         close = difflib.get_close_matches(name.partition(".")[0], timm.list_models(), 5)
-        hint = f"; did you mean {', '.join(close)}?" if close else ""
-        raise ConfigError(f"encoder.name 'timm/{name}' is not a timm model{hint}")
+        hint = f"did you mean {', '.join(close)}?" if close else "use one of timm.list_models()"
+        raise ConfigError(f"encoder.name 'timm/{name}' is not a timm model; {hint}")
     sized = bool(getattr(timm.get_pretrained_cfg(name), "fixed_input_size", False))
     size: dict[str, Any] = {"img_size": image_size} if sized and image_size else {}
 

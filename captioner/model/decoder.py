@@ -188,6 +188,9 @@ class Decoder(nn.Module):
             c = sigmoid(f) c' + sigmoid(i) tanh(g)
             h = sigmoid(o) tanh(c)
 
+        i, f and o belong to the input, forget and output gates, and g is the candidate for the cell
+        state. The layers are named in the docstring of the module.
+
         Source: Hochreiter and Schmidhuber 1997 with forget gates. Layer norm: Ba et al. 2016
         (arXiv:1607.06450), equations 20 to 22.
         Deviation: Layer norm is applied to the sum of each gate's inputs, not to each input.
@@ -211,6 +214,9 @@ class Decoder(nn.Module):
             word_inputs: Gate inputs of the previous word, (B, R, 4N), from ``words``.
             state: The state after the previous step.
             memory: The memory of the photos, (B, ...).
+
+        Returns:
+            The new state, the inputs of ``readout``, the attention weights and the context gate.
         """
         raise NotImplementedError
 
@@ -229,8 +235,11 @@ class Decoder(nn.Module):
         Args:
             memory: The memory of the photos, (B, ...).
             tokens: Start token and words, (B, R, T). Captions with fewer than T - 1 words continue
-                with the end token and padding. The results at these places are finite but
-                meaningless.
+                with the end token and padding.
+
+        Returns:
+            The results of all steps. At the end token and at padding, they are finite but
+            meaningless.
         """
         tokens = upload(tokens, memory.summary.device)
         embedded, word_inputs = self.words(tokens)  # (B, R, T, E) and (B, R, T, 4N)
@@ -260,7 +269,7 @@ class BahdanauDecoder(Decoder):
     """
 
     def add_layers(self, config: DecoderConfig) -> None:
-        """Create the context gate, U_z, L_h and L_z."""
+        """Create the layer of the context gate and the layers U_z, L_h and L_z."""
         embed_dim, hidden_dim = config.embed_dim, config.hidden_dim
         self.gate = nn.Linear(hidden_dim, 1)  # w_beta, b_beta: the context gate
         self.context_gates = nn.Linear(self.feature_dim, self.GATES * hidden_dim, bias=False)  # U_z

@@ -40,7 +40,7 @@ class LuongDecoder(Decoder):
         return config.hidden_dim
 
     def add_layers(self, config: DecoderConfig) -> None:
-        """Create W_z, W_h and, with input feeding, the LSTM's block for f'."""
+        """Create the layers W_z and W_h and, with input feeding, the LSTM's block for f'."""
         hidden_dim, gates = config.hidden_dim, self.GATES * config.hidden_dim
         self.fed_gates = nn.Linear(hidden_dim, gates, bias=False) if config.input_feeding else None
         self.hidden_output = nn.Linear(hidden_dim, hidden_dim, bias=False)  # W_h
@@ -70,7 +70,7 @@ class LuongDecoder(Decoder):
         return Step(state, (attentional,), attended.alphas, beta, attended.chosen)
 
     def readout(self, embedded: Tensor, *outputs: Tensor) -> Tensor:
-        """Compute logits from the attentional vector alone: (..., N) to (..., V)."""
+        """Compute the logits L_o f, (..., V), from the attentional vector f, (..., N), alone."""
         del embedded
         logits: Tensor = self.word_output(self.dropout(outputs[0]))
         return logits
@@ -86,7 +86,7 @@ class PlainDecoder(Decoder):
     """
 
     def add_layers(self, config: DecoderConfig) -> None:
-        """Create L_h."""
+        """Create the layer L_h, which maps the hidden state to the size of an embedding."""
         self.hidden_output = nn.Linear(config.hidden_dim, config.embed_dim)
 
     def step(self, word_inputs: Tensor, state: State, memory: Memory) -> Step:
@@ -101,7 +101,12 @@ class PlainDecoder(Decoder):
         return Step(state, (state.hidden,), alphas, beta)
 
     def readout(self, embedded: Tensor, *outputs: Tensor) -> Tensor:
-        """Compute logits (..., V) from the embedding (..., E) and the hidden state (..., N)."""
+        """Compute the logits L_o tanh(E y + L_h h), (..., V).
+
+        Args:
+            embedded: Embedding of the previous word, E y, (..., E).
+            outputs: Only the hidden state h, (..., N).
+        """
         mixed = torch.tanh(embedded + self.hidden_output(outputs[0]))
         logits: Tensor = self.word_output(self.dropout(mixed))
         return logits

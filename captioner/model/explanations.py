@@ -61,6 +61,7 @@ class WordScorer:
         self.targets = torch.tensor(list(tokens), dtype=torch.long, device=device)  # (T,)
 
     def __len__(self) -> int:
+        """Return the number of words, T."""
         return len(self.targets)
 
     def every_word(self, grids: Tensor) -> Tensor:

@@ -66,6 +66,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return any(name == known for known in self)
 
     def __iter__(self) -> Iterator[str]:
+        """Yield all names: built in, then registered, then installed. No package is imported."""
         installed = sorted(self._points().names)
         return iter(dict.fromkeys([*self._builtin, *self._registered, *installed]))
 

@@ -51,8 +51,8 @@ class StagedEncoder(nn.Module):
     ) -> None:
         """Make a stage and all later stages trainable, and freeze the earlier stages.
 
-        Some networks have layers after the grid. These layers stay frozen, because they do not get
-        a gradient, and distributed training would wait for it.
+        Some networks have layers after the grid. These layers stay frozen. They do not get a
+        gradient, and distributed training would wait for the gradient of a trainable layer.
 
         Args:
             stage: The first trainable stage, one of ``stages()``. If None, all stages are frozen.

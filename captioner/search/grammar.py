@@ -57,7 +57,8 @@ class Grammar:
     """Pairs such as "a snow" that do not end a caption, (P,), although their second token ends
     captions after other tokens."""
     not_following: NDArray[np.int64]
-    """Pairs of tokens that do not follow each other, such as "a umbrella" or "large of", (P,)."""
+    """Pairs such as "a umbrella" or "large of", (P,). Their second token does not follow the first
+    in human captions."""
     not_third: NDArray[np.int64]
     """Triples such as "red and a" that do not occur, (Q,), although their third token follows the
     second after other tokens. The third token may be the end token."""

@@ -250,9 +250,10 @@ class ForcedWords(Strategy):
 class Sampling(Strategy):
     """Sampling: draw every word at random, independently for each caption.
 
-    A word is drawn with its probability at the option ``temperature``. With ``top_k``, only this
-    many of the most probable words can be drawn. With ``top_p``, only the most probable words can
-    be drawn that together reach this probability. If both are set, ``top_k`` applies first.
+    A word of probability p is drawn with a probability proportional to p ** (1 / temperature). With
+    ``top_k``, only this many of the most probable words can be drawn. With ``top_p``, only the
+    smallest set of the most probable words can be drawn that together reach this probability. If
+    both are set, ``top_k`` applies first.
 
     Source: Holtzman et al. 2020 (arXiv:1904.09751), nucleus (top-p) sampling. Fan et al. 2018
     (arXiv:1805.04833), top-k sampling. Deviation: none.

@@ -96,7 +96,7 @@ class Worth(NamedTuple):
 
 
 class NoRewards:
-    """Rewards for a search without a reading of the photo, which do not change any score."""
+    """Replacement for `Rewards` that does not change any score, for photos that were not read."""
 
     most = 0.0
     """Largest reward of a word (nats), for a word that is certainly true."""
@@ -158,7 +158,7 @@ class Forbidden:
 
 
 class Rewards(NoRewards):
-    """Rewards for a search with a reading of the photo."""
+    """Rewards for words that are probably true of the photo, according to its reading."""
 
     def __init__(
         self, worth: Worth, options: SearchOptions, end_token: int, xp: Any, device: Any

@@ -70,7 +70,7 @@ class BlockwiseScorer(AdditiveScorer):
         self.in_pass, self.shared = False, None
 
     def compare(self, query: Tensor, keys: Tensor) -> Tensor:
-        """See ``AdditiveScorer.compare``."""
+        """Return the scores as ``AdditiveScorer.compare`` does, in blocks where possible."""
         in_pass = self.in_pass and keys.requires_grad
         if torch.is_grad_enabled() and not in_pass:
             return super().compare(query, keys)
@@ -124,6 +124,7 @@ class _Scores(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, chain: Tensor, energy: Tensor, keys: Tensor
     ) -> tuple[Tensor, Tensor]:
+        """Return the scores (b, R, L) and the chain. ``keys`` are `exponentials`, (B, L, A)."""
         query = exponentials(query).contiguous()
         ctx.save_for_backward(query, energy, keys)
         ctx.set_materialize_grads(False)
@@ -134,6 +135,14 @@ class _Scores(torch.autograd.Function):
     def backward(
         ctx: Any, gradient: Tensor | None, total: Tensor | None
     ) -> tuple[Tensor | None, ...]:
+        """Return the gradients of query, chain and energy.
+
+        Args:
+            ctx: Values from ``forward``.
+            gradient: Gradient of the scores, (b, R, L), or None if they were not used.
+            total: Gradient of the chain from all later steps, (B, L, A), changed in place, or None
+                at the last step.
+        """
         if gradient is None:
             return None, total, None, None
         (query, energy, keys), gradient = ctx.saved_tensors, gradient.contiguous()

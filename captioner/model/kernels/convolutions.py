@@ -193,6 +193,7 @@ class _Depthwise(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
+        """Convolve. For the arguments, see `depthwise_convolution`."""
         features, weight, bias, stride, padding = given
         ctx.save_for_backward(features, weight)
         ctx.stride, ctx.padding = stride, padding
@@ -200,6 +201,7 @@ class _Depthwise(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of features, weight and bias, each None if it is not needed."""
         features, weight = ctx.saved_tensors
         gradient = gradients[0].contiguous(memory_format=torch.channels_last)
         stride, padding, channels, kernel = ctx.stride, ctx.padding, len(weight), weight.shape[-1]

@@ -40,6 +40,7 @@ class Steps:
         """Number of the current step."""
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
+        """Yield the number of photos and of captions per photo at each step, (b, r)."""
         for now, extent in enumerate(self.extents):
             self.now = now
             yield extent
@@ -70,6 +71,7 @@ class Products:
     """The products of one weight with the rows of each step in one pass."""
 
     def __init__(self, weight: Tensor, steps: Steps) -> None:
+        """Prepare a pass with a weight, (out_features, in_features)."""
         self.weight, self.steps = weight, steps
         self.inputs: list[Tensor] = []
         """Rows of each step so far, (b r, in_features)."""
@@ -110,12 +112,14 @@ class _Zeros(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, like: Tensor, rows: int, inputs: list[Tensor]) -> Tensor:
+        """Return zeros of the type of ``like``, for this number of rows of all steps."""
         ctx.dtype, ctx.inputs = weight.dtype, inputs
         return like.new_zeros(()).expand(rows, len(weight))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient of the weight, (out_features, in_features)."""
         rows = torch.cat(ctx.inputs)  # fewer rows than Z if the last steps did not use the layer
         found = gradients[0][: len(rows)].t().mm(rows)
         return found.to(ctx.dtype), None, None, None

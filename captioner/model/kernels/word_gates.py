@@ -19,9 +19,9 @@ from torch import Tensor, nn
 class WordGates:
     """Table of the words' gate inputs, which is filled block by block.
 
-    A block of the table is computed when one of its words first occurs, because most captions need
-    only a tenth of the vocabulary. Blocks are always computed as a whole. The values of a word
-    therefore do not depend on the other words that are looked up. On a GPU, the whole table is
+    A block of the table is computed when one of its words first occurs, because captions usually
+    use only about a tenth of the vocabulary. Blocks are always computed as a whole. The values of a
+    word therefore do not depend on the other words that are looked up. On a GPU, the whole table is
     computed at once, because a look-up would have to wait for the GPU to find the missing blocks.
     """
 
@@ -56,7 +56,7 @@ class WordGates:
 
     @torch.no_grad()
     def _compute(self, blocks: set[int]) -> None:
-        """Compute the rows of those ``blocks`` (numbers) that are still missing."""
+        """Compute the blocks with these numbers, except for blocks that are already computed."""
         for block in blocks & self.missing:
             rows = slice(block * self.BLOCK, (block + 1) * self.BLOCK)
             self.table[rows] = self.layer(self.embedding.weight[rows].to(self.layer.weight.dtype))
