@@ -90,7 +90,7 @@ class ScaledDotScorer(DotScorer):
 
 
 class GeneralScorer(Scorer):
-    """General (bilinear) attention scores. The query and the features may differ in size.
+    """General (bilinear) attention scores, for queries and features of different sizes.
 
         e_i = q^T W a_i
 

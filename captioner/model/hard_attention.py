@@ -85,7 +85,7 @@ class HardLosses(NamedTuple):
 def hard_losses(
     attention: HardAttention, alphas: Tensor, chosen: Tensor, log_probs: Tensor, mask: Tensor
 ) -> HardLosses:
-    """Return the losses of sampled regions. In training mode, also update the baseline.
+    """Return the losses of sampled regions, and update the baseline in training mode.
 
     ``attention`` is the attention that sampled the regions. For the other arguments, see
     ``score_function``.

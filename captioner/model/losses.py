@@ -47,7 +47,7 @@ class Losses(NamedTuple):
     this network is not trained."""
 
     def total(self, config: TrainingConfig) -> Tensor:
-        """Return the weighted sum that training minimizes."""
+        """Return the sum that training minimizes, with the weights from the config."""
         total = self.cross_entropy + config.attention_penalty * self.attention_penalty
         if self.hard is not None:
             total = total + self.hard.total(config)
@@ -59,7 +59,7 @@ class Losses(NamedTuple):
 def caption_losses(
     decoder: Decoder, memory: Memory, tokens: Tensor, label_smoothing: float = 0.0
 ) -> Losses:
-    """Compute the losses of captions. Each word is predicted from the true words before it.
+    """Compute the losses of captions, where each word is predicted from the true words before it.
 
     Args:
         decoder: The decoder. In training mode, hard attention samples regions and updates its
@@ -98,7 +98,7 @@ class ScoredWords(NamedTuple):
     """Regions that hard attention chose, (B, R, T), or None for soft attention."""
 
     def nats(self) -> Tensor:
-        """Return the cross-entropy of each word (nats), (B, R, T). It is 0 at padding."""
+        """Return the cross-entropy of each word (nats), (B, R, T), with 0 at padding."""
         nats = cross_entropy(self.logits, self.targets, reduction="none")
         whole = nats.new_zeros(self.mask.numel()).index_copy(0, self.places, nats)
         return whole.view(self.mask.shape)

@@ -47,7 +47,10 @@ class ReadWords(NamedTuple):
 
 
 class PhotoReading(nn.Module):
-    """The reading network. The equations are in the docstring of the module."""
+    """The reading network, which computes log-odds and maps of words from a photo's features.
+
+    The equations are in the docstring of the module.
+    """
 
     def __init__(self, feature_dim: int, stems: int, hidden: int = HIDDEN) -> None:
         """Create the layers for D features, S stems and H hidden units."""

@@ -62,13 +62,13 @@ def on_device(values: Any, dtype: Any, xp: Any, device: Any) -> Array:
 
 
 def to_numpy(array: Array) -> NDArray[Any]:
-    """Convert an array to a NumPy array. Arrays on the CPU are not copied.
+    """Convert an array to a NumPy array, without a copy if it is on the CPU.
 
-    NumPy does not support bfloat16, so bfloat16 becomes float32.
+    NumPy does not support bfloat16, so tensors in half precision are converted to float32.
     """
     if isinstance(array, np.ndarray):
         return array
-    if array.is_floating_point() and array.element_size() < 4:  # bfloat16
+    if array.is_floating_point() and array.element_size() < 4:  # half precision
         array = array.float()
     return np.asarray(array.detach().cpu())
 

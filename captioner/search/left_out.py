@@ -27,8 +27,8 @@ def continuations(
 ) -> list[Hypothesis | None]:
     """Continue each photo's caption with the most probable words (greedy search).
 
-    Rules apply to these words, such as banned words. Words that are true of the photo are not
-    rewarded.
+    The rules of the search apply to these words too, such as banned words. Words that are true of
+    the photo are not rewarded.
 
     Args:
         stepper: A new stepper for B photos.

@@ -316,7 +316,7 @@ def _select(beams: Beams, rows: Array) -> Beams:
 
 
 def _distinct(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
-    """Return the captions without repetitions. Only the first copy of each caption is kept."""
+    """Return the first copy of each caption, without repetitions, in the same order."""
     first: dict[tuple[int, ...], Hypothesis] = {}
     for hypothesis in hypotheses:
         first.setdefault(tuple(hypothesis.tokens), hypothesis)

@@ -193,7 +193,7 @@ class _Depthwise(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
-        """Convolve. For the arguments, see `depthwise_convolution`."""
+        """Return the convolution. The arguments are the same as in `depthwise_convolution`."""
         features, weight, bias, stride, padding = given
         ctx.save_for_backward(features, weight)
         ctx.stride, ctx.padding = stride, padding

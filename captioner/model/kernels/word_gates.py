@@ -60,5 +60,5 @@ class WordGates:
         for block in blocks & self.missing:
             rows = slice(block * self.BLOCK, (block + 1) * self.BLOCK)
             self.table[rows] = self.layer(self.embedding.weight[rows].to(self.layer.weight.dtype))
-            # Last: until then, another thread must not use the block.
+            # Only now, because other threads use a block once it is not missing any more.
             self.missing.discard(block)
