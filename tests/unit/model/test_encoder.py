@@ -263,7 +263,7 @@ def test_torchvisions_vision_transformers(monkeypatch, tmp_path) -> None:
     pretrained = Encoder("vit_b_16", pretrained=True, image_size=96)
     assert (pretrained.backbone.class_token == 3).all()
     assert locate_regions(larger, 96).y == (8, 16, 0, 96)
-    with pytest.raises(ConfigError, match=r"does not support photos of 100 x 100 pixels .*indivisible"):
+    with pytest.raises(ConfigError, match=r"support photos of 100 x 100 pixels .*indivisible"):
         Encoder("vit_b_16", image_size=100)
 
 
