@@ -169,7 +169,7 @@ def _timm(name: str, pretrained: bool, image_size: int | None) -> Backbone:
     size: dict[str, Any] = {"img_size": image_size} if sized and image_size else {}
 
     def create(**options: Any) -> nn.Module:
-        """Build the model without the last layer of its classifier, with these options of timm."""
+        """Build the model with these options, without the last layer of its classifier."""
         model: nn.Module = timm.create_model(
             name, pretrained=pretrained, num_classes=0, **size, **options
         )

@@ -8,8 +8,8 @@ The choice of a region has no gradient, so cross-entropy alone cannot train the 
 maps that spread over several regions. It prevents early training from settling on one region.
 
 Source: Xu et al. 2015 (arXiv:1502.03044), section 4.1.
-Deviation: The paper replaces the sample with the expected context (the weighted mean) for half of the
-photos. Here every context is a sample. See also ``score_function``.
+Deviation: For half of the photos, the paper replaces the sample with the expected context (the
+weighted mean). Here every context is a sample. See also ``score_function``.
 
 Notation: B photos, R captions (or beams) per photo, T steps, L regions.
 D feature size, N hidden size.
