@@ -26,6 +26,7 @@ from running import running, static_server
 
 from captioner import load
 from captioner.cli.caption_formats import FORMATS
+from captioner.data.colour import _cicp_profile
 from captioner.data.images import open_image
 from captioner.data.importers import unchanged_captions
 from captioner.drawing.heatmap import attention_image
@@ -221,10 +222,14 @@ def quarters(width: int, height: int) -> Image.Image:
 def test_a_large_photo_is_made_smaller_and_stays_upright(  # noqa: PLR0917
     orientation, setting, size, tab, served, tmp_path
 ) -> None:
-    """The photo keeps twice the sides of the model's input, here set to 800 pixels."""
+    """The photo keeps twice the sides of the model's input, here set to 800 pixels.
+
+    Its colours are in Display P3, as in photos from a phone.
+    """
     turned = Image.Exif()
     turned[0x0112] = orientation
-    quarters(2400, 1600).save(tmp_path / "large.jpg", exif=turned, quality=95)
+    photo = quarters(2400, 1600)
+    photo.save(tmp_path / "large.jpg", exif=turned, quality=95, icc_profile=_cicp_profile(12, 13))
     with (tmp_path / "large.jpg").open("ab") as file:
         file.write(bytes(LARGEST))  # ignored after the end of the picture
     caption = served.model.caption(tmp_path / "large.jpg")
@@ -244,6 +249,7 @@ def test_a_large_photo_is_made_smaller_and_stays_upright(  # noqa: PLR0917
     assert int(received.value.request.headers.get("content-length", "0")) < 1_000_000
     assert answer["captions"][0]["text"] == caption.text
     assert np.abs(np.array(answer["captions"][0]["alphas"]) - caption.alphas).max() < 0.02
+    assert answer["captions"][0]["log_prob"] == pytest.approx(caption.log_prob, abs=0.05)
 
 
 class Held:

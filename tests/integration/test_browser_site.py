@@ -24,6 +24,7 @@ from running import static_server
 from toy_captioner import add_reading, mean_colours, random_model, toy_calibrator
 
 from captioner import load
+from captioner.data.colour import _cicp_profile
 from captioner.inference.folder import save_model
 from captioner.inference.names import SHIPPED_MODEL
 from captioner.model.caption_model import CaptionModel
@@ -60,7 +61,7 @@ def ready_offline(tab: Tab) -> None:
 
 
 def test_photos_of_many_kinds(site, tiny, open_site, tmp_path) -> None:
-    """EXIF orientation, transparency, palettes, grey, JPEG, and a photo that is scaled a lot."""
+    """EXIF orientation, colour profiles, transparency, palettes, grey, JPEG, a very large photo."""
     photo = Image.open(tiny.photos / "3.png")
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -71,6 +72,7 @@ def test_photos_of_many_kinds(site, tiny, open_site, tmp_path) -> None:
         "palette.gif": lambda path: photo.convert("P").save(path),
         "grey.png": lambda path: photo.convert("L").save(path),
         "large.jpg": lambda path: large.resize((1900, 1300)).save(path, quality=90),
+        "phone.png": lambda path: photo.save(path, icc_profile=_cicp_profile(12, 13)),  # Display P3
     }
     photos = [tmp_path / name for name in made]
     for path, save in zip(photos, made.values(), strict=True):

@@ -14,7 +14,7 @@ class Figure {
     const { selected } = viewer;
     const caption = selected?.caption ?? 0;
     const { words } = viewer.captions[caption];
-    this.method = viewer.method?.(caption) ?? "attention"; // of the maps of the caption
+    this.method = viewer.method?.(caption) ?? "attention"; // the method of the maps
     this.most = viewer.common ? `≥ ${percent(viewer.scale(this.method))}` : "strongest tenth";
     const each = words.map((_, index) => ({ caption, start: index, end: index }));
     const all = selected === null;
@@ -31,7 +31,7 @@ class Figure {
     this.height = Math.ceil(this.y);
   }
 
-  /** Size of a panel, no larger than the photo. */
+  /** Size of a panel with a longer side of `side` pixels. */
   panelSize(side) {
     const { naturalWidth: width, naturalHeight: height } = this.viewer.photo;
     // A small photo is enlarged, so that the text fits below it.

@@ -32,9 +32,8 @@ class Upload {
     if (!foreign && !heavy && width * height <= limits.max_pixels) return original;
     // Browsers ignore the EXIF orientation of WebP files, which the server applies.
     if (photo.orientation > 1) return original;
-    // Color profiles are ignored, because the server ignores them too.
-    const options = { imageOrientation: "from-image", colorSpaceConversion: "none" };
-    const bitmap = await createImageBitmap(file, options).catch(() => null);
+    // The browser turns the photo upright and converts its colours to sRGB, as the server would do.
+    const bitmap = await createImageBitmap(file, { imageOrientation: "from-image" }).catch(() => null);
     if (bitmap === null) return original; // for example TIFF
     try {
       for (const [side, quality] of [[Upload.SIDE, 0.95], [0, 0.95], [0, 0.8]]) {

@@ -10,12 +10,11 @@ export function cropBox(width, height, { resize: how }) {
   return [0.5 - x, 0.5 - y, 0.5 + x, 0.5 + y];
 }
 
-/** Decode a file: upright, transparent pixels white, without conversion between colour profiles.
+/** Decode a file: upright, colours in sRGB, transparent pixels white.
 
     Returns {width, height, box, pixels: S x S x 3 bytes in the encoder's channel order}; throws Error. */
 export async function readPhoto(file, preprocessing) {
-  const options = { imageOrientation: "from-image", colorSpaceConversion: "none" };
-  const bitmap = await createImageBitmap(file, options).catch(() => null);
+  const bitmap = await createImageBitmap(file, { imageOrientation: "from-image" }).catch(() => null);
   if (bitmap === null) throw new Error("This browser cannot open this photo. Save it as JPEG or PNG.");
   try {
     const { width, height } = bitmap;
