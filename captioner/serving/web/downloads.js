@@ -71,19 +71,19 @@ async function galleryPage(photos, { template, look }) {
   return textFile(template.replace(/@@(\w+)@@/g, (_, name) => parts[name]), "text/html");
 }
 
-/** JSON in which no text can end the HTML element around it; `embedded` in drawing/pages.py. */
+/** JSON in which no text can end the HTML element around it, as `embedded` in drawing/pages.py writes it. */
 function embeddedJson(data) {
   const escape = (letter) => `\\u${letter.charCodeAt(0).toString(16).padStart(4, "0")}`;
   return JSON.stringify(data).replace(/[<>&\u2028\u2029]/g, escape);
 }
 
-/** The confidence of a caption, if it has one; `_sure` in pages.py. */
+/** The confidence of a caption, if it has one, as `_sure` in drawing/pages.py writes it. */
 function sure({ confidence }) {
   if (typeof confidence !== "number") return [];
   return [" ", element("span", { class: "sure" }, `${percent(confidence)} likely to be right`)];
 }
 
-/** The list item of a photo; `_item` in pages.py. */
+/** The list item of a photo, as `_item` in drawing/pages.py writes it. */
 function galleryItem({ name, image, response, corrected }, number, side) {
   const { naturalWidth: width, naturalHeight: height } = image;
   const canvas = paintedOnWhite(image, width, height, Math.min(1, side / Math.max(width, height)));

@@ -20,7 +20,7 @@ class OptionsForm {
     return this.fields.words?.value.trim() ?? "";
   }
 
-  /** A field's name and value; nothing if the field is empty or missing on this page. */
+  /** A list with the field's name and value. It is empty if the field is empty or not on this page. */
   given(name) {
     const field = this.fields[name];
     const value = field?.type === "checkbox" ? `${field.checked}` : (field?.value.trim() ?? "");

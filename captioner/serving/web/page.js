@@ -21,7 +21,7 @@
   let edited = null; // the photo whose caption is in the field
   let unsaved = false; // whether corrections exist that were not downloaded
   let method = "attention"; // how the maps of the selected photo are computed
-  const computed = new WeakMap(); // {method: response with its maps} by the response shown
+  const computed = new WeakMap(); // for each response, further responses with the maps of other methods
 
   /* --- captioning ------------------------------------------------------------------------------ */
 
@@ -76,7 +76,8 @@
     if (error.stopsAll) cancel();
   }
 
-  /** Caption all photos that have no captions for the options of the form; `again`: failed ones too. */
+  /** Caption all photos that have no captions for the options of the form. With `again`, also repeat
+      failed and stopped photos. */
   function update(again = false) {
     if (!options.valid) {
       refresh(current);
@@ -239,7 +240,7 @@
     next.button.scrollIntoView({ block: "nearest", inline: "nearest" });
   }
 
-  /** Keep the caption in the field. */
+  /** Store the caption that the user has typed. */
   function correct() {
     if (edited?.state !== "done" || field.value.trim() === edited.text) return;
     edited.correct(field.value);

@@ -2,7 +2,7 @@
 /* Requests to the server: two at a time, repeated later if the server is busy. */
 
 class RequestError extends Error {
-  /** `seconds`: when to try again; null: never. */
+  /** `seconds` after which the request may be sent again, or null if it must not be repeated. */
   constructor(message, seconds = null) {
     super(message);
     this.seconds = seconds;
