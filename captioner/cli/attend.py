@@ -97,9 +97,9 @@ class AttendOptions(ModelOptions, ShownCaptions, PhotoOptions):
     """Skip photos that already have an output file, for example after an interrupted run."""
     instances: Annotated[File | None, OnlyFor((Figure,))] = None
     """In figures, outline the objects that the words name. The outlines come from the masks in this
-    COCO instances file, which lists photos by file name."""
+    COCO instances file, in which photos are found by their file names."""
     blocks: Annotated[bool, OnlyFor((Figure, Animation, Page))] = False
-    """Show the grid cells without smoothing."""
+    """Draw each grid cell of a map as a block, without smoothing."""
 
     @property
     def methods(self) -> list[ExplanationMethod]:

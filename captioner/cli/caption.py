@@ -58,24 +58,26 @@ class CaptionOptions(CaptionRayOptions, ModelOptions, SidecarOptions, PhotoOptio
     """Write captions to this file. Its extension selects the format, such as .csv or .jsonl
     (default: standard output, or -). With --engine ray, write to this folder."""
     format: Literal[FormatName, "parquet"] | None = None
-    """Write this format (default: the format that the file's extension selects, otherwise text).
-    With --engine ray, the format is jsonl (default) or parquet."""
+    """Write captions in this format (default: the format that the extension of -o selects,
+    otherwise text). With --engine ray, the format is jsonl (default) or parquet."""
     annotations: Annotated[File | None, NotFor.RAY, NotFor.VIDEOS] = None
-    """With --format coco: look up image ids by file name in this COCO captions file."""
+    """With --format coco: look up the image id of each photo by its file name in this COCO captions
+    file."""
     min_confidence: Annotated[float, Interval(ge=0, le=1), Shown("P"), NotFor.RAY] | None = None
     """Treat captions with a confidence below P (0 to 1) as unsure (see --if-unsure). Default: 0.5
     if --if-unsure is set, otherwise off. Needs a calibrated model, such as the shipped model."""
     if_unsure: Annotated[Literal["mark", "skip", "hedge"] | None, NotFor.RAY] = None
-    """Choose what happens to unsure captions. mark: add a note in text, JSON and CSV (default).
-    skip: leave them out. hedge: write "perhaps a dog ..."."""
+    """Choose what happens to unsure captions (see --min-confidence). mark: add a note in text, JSON
+    and CSV (default). skip: leave them out. hedge: write "perhaps a dog ..."."""
     sentence_case: Annotated[bool, NotFor.RAY] = False
     """Begin captions with a capital letter and end them with a full stop."""
     every: Annotated[str, Shown("TIME"), NotFor.RAY] | None = None
-    """Caption videos instead of photos. A time (5s, 0.5s, 2m): caption one frame per interval.
-    shot: caption the first frame of each shot. Identical consecutive captions are merged."""
+    """Caption videos instead of photos. A time such as 5s, 0.5s or 2m: caption one frame per
+    interval. shot: caption the first frame of each shot. If consecutive captions are identical,
+    they become one."""
     resume: Annotated[bool, NotFor.VIDEOS] = False
-    """Keep the captions in -o FILE from an earlier run. Caption only photos that are new or have
-    changed since that run."""
+    """Continue an earlier run: keep the captions in -o FILE, and caption only photos that are new
+    or have changed since then."""
     force: bool = False
     """Overwrite existing output."""
 

@@ -43,8 +43,8 @@ class ExportOptions:
     """Write a static site that captions photos in the browser. With --int8, the site is small
     enough for phones."""
     weights: bool = False
-    """Store the weights in the folder too. On a CPU, captioner then runs the graphs by default. On
-    GPUs, in other precisions and for training, it uses the weights."""
+    """Store the model's weights in the folder too. On a CPU, captioner then runs the graphs by
+    default. On GPUs, in other precisions and for training, it uses the weights."""
     onnxruntime_web: Annotated[str, Shown("SOURCE")] | None = None
     """With --web: read the npm package onnxruntime-web from this tarball or folder instead of the
     network (default: download the package once)."""

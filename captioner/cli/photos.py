@@ -35,10 +35,10 @@ class PhotoOptions:
     """Pass files, folders, quoted patterns such as 'photos/*.jpg' (** includes subfolders), or -
     for a photo from standard input."""
     from_file: File | None = None
-    """Read the names of photos and folders from this file, one per line or separated by NUL. Use -
-    to read the names from standard input. Relative names are resolved from the current folder."""
+    """Read the names of photos and folders from this file, one per line or separated by NUL bytes.
+    Relative names start from the current folder. -: read the names from standard input."""
     recursive: bool = False
-    """Search subfolders too."""
+    """Also search the subfolders of the given folders."""
 
 
 @dataclass

@@ -96,9 +96,10 @@ class FeaturesOptions(RayOptions, ConfigOptions):
     dtype: Literal["float16", "bfloat16", "float32"] = "float16"
     """Store features as this type. float32 takes twice the space of the other types."""
     batch_size: Positive = 32
-    """Process this many photos at a time."""
+    """Process this many photos at a time. If the memory is too small, use a lower number."""
     device: str = "auto"
-    """Run the encoder on this device: auto, cpu, cuda, cuda:1, mps, ..."""
+    """Run the encoder on this device: auto, cpu, cuda, cuda:1 (the second GPU), mps (Apple), ...
+    auto: a GPU if PyTorch can use one, otherwise the CPU."""
     force: bool = False
     """Replace existing features."""
 

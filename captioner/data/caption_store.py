@@ -64,11 +64,11 @@ class SidecarOptions:
     xmp: photo.xmp, with the caption as the description."""
     embed: Annotated[Folder | None, PLACE] = None
     """Copy the photos (JPEG, PNG, WebP, TIFF) to this folder, and write the captions into the
-    copies as descriptions (XMP, IPTC). Subfolders are kept."""
+    copies as descriptions (XMP, IPTC). The copies keep their subfolders."""
     in_place: Annotated[bool, PLACE] = False
     """Write the captions into the photos themselves, as descriptions (XMP, IPTC)."""
     exiftool: Annotated[bool, ALSO_REMOVES] = False
-    """Write into HEIC, AVIF and other formats too, with the program exiftool, which must be
+    """Also write into HEIC, AVIF and other formats, with the program exiftool, which must be
     installed."""
     sidecar_name: Literal["photo.xmp", "photo.jpg.xmp"] | None = None
     """Choose the name of --sidecar xmp files (default: photo.jpg.xmp if that file exists, otherwise
@@ -77,8 +77,8 @@ class SidecarOptions:
     """Choose what happens to existing captions (default: stop with an error). skip: keep existing
     captions (--embed copies these photos unchanged). replace: replace all existing captions, like
     --force. replace-own: replace only captions that captioner wrote and nobody changed. append,
-    prepend: add the new caption after or before the existing text, with a comma (--sidecar txt
-    only)."""
+    prepend: add the new caption after or before the existing text, separated by a comma (--sidecar
+    txt only)."""
     skip_existing: bool = False
     """Keep existing captions; short for --existing skip."""
     prefix: Annotated[str, Shown("TEXT")] = ""

@@ -32,24 +32,24 @@ class DatasetOptions(ColumnOptions):
     """
 
     source: Annotated[str, Shown(positional=True)]
-    """Convert this file or folder with captions."""
+    """Convert the captions in this file or folder."""
     output: Annotated[str, Shown("FOLDER", ("-o", "--output"))]
     """Write the COCO captions files to this folder."""
     layout: Layout = "auto"
-    """Set the format of the source. auto: detect the format."""
+    """Read the source in this format. auto: detect the format."""
     images: Folder | None = None
-    """Look for the photos in this folder. Captions of missing photos are left out, and the sizes of
-    the photos are recorded."""
+    """Look for the photos in this folder. Captions of missing photos are left out, and the output
+    records the sizes of the photos."""
     val: float = 0.1
-    """Use this fraction of the training photos for validation, if the source has no validation
-    photos."""
+    """Use this fraction of the training photos for validation instead, if the source has no
+    validation photos."""
     test: float = 0.0
-    """Use this fraction of the training photos for testing, if the source has no validation and no
-    test photos."""
+    """Use this fraction of the training photos for testing instead, if the source has neither
+    validation nor test photos."""
     seed: int = 0
-    """Set the random seed of the split."""
+    """Set the random seed that decides which photos are used for validation and testing."""
     first_id: int = 1
-    """Number photos without ids from this image id upwards. Files that are used together for
-    training must not share ids."""
+    """Number photos that have no image id from this number upwards. Files that are used together
+    for training must not share ids."""
     force: bool = False
     """Overwrite existing files."""

@@ -56,45 +56,46 @@ class EvaluateOptions(ModelOptions):
     """Score the captions in this COCO results file. They may come from any system. Format:
     [{"image_id": number, "caption": text}, ...]."""
     compare: Annotated[File | None, _SCORING] = None
-    """Test whether the scores differ significantly from the scores of a second system. FILE is a
-    COCO results file or a report with the captions of the second system."""
+    """Test whether a second system has significantly different scores. FILE contains the second
+    system's captions: a COCO results file, or a report that was written with -o."""
     instances: File | None = None
-    """Use the object masks in this COCO instances file. With --images, measure the attention on
-    these masks. With --annotations, count hallucinated objects (CHAIR)."""
+    """Use the object masks in this COCO instances file. With --images, measure how much of the
+    attention is on the masks. With --annotations, count objects that a caption names but the photo
+    does not contain (hallucinated objects, CHAIR)."""
     objects: Annotated[File | None, _SCORING] = None
-    """Count hallucinated objects (CHAIR). FILE lists the objects in each photo as JSON: {"classes":
-    [names], "photos": {"image id": [indices of classes]}}. In a photo that is not in the file, only
-    the objects that its references name count as present."""
+    """Count hallucinated objects, which a caption names but the photo does not contain (CHAIR).
+    FILE lists the objects in each photo as JSON: {"classes": [names], "photos": {"image id":
+    [indices of classes]}}. For a photo that is not in FILE, only the objects that its references
+    name count as present."""
     chair: Annotated[bool, _SCORING] = False
-    """Count hallucinated objects (CHAIR) without a list of objects. Only the objects that the
-    references of a photo name count as present."""
+    """Count hallucinated objects, which a caption names but the photo does not contain (CHAIR).
+    Without a list of objects, only the objects that a photo's references name count as present."""
     phrases: File | None = None
     """Measure how much of a phrase's attention is in the boxes that people drew for the phrase.
-    FILE is a JSON file made from Flickr30k Entities. The model explains the captions in FILE, in
-    the style of --style. Needs --images. With --annotations or --instances, only photos in these
-    files are measured."""
+    FILE is a JSON file made from Flickr30k Entities (see docs/evaluation.md). The model explains
+    the captions in FILE, in the style of --style. Needs --images. With --annotations or
+    --instances, only photos in these files are measured."""
     meteor: Annotated[bool, _SCORING] = False
     """Add the metric METEOR. Needs Java."""
     spice: Annotated[bool, _SCORING] = False
     """Add the metric SPICE. Needs Java 8 or 11. The first run downloads CoreNLP (several hundred
     MB)."""
     frequencies: Annotated[str, Shown("FILE|FOLDER"), _SCORING] | None = None
-    """Add the metric CIDEr-D with the document frequencies from this file or folder. Pass a file
-    written by captioner prepare frequencies, a COCO captions file or a model folder (default: the
-    frequencies stored with the model that captions the photos, if any)."""
+    """Add the metric CIDEr-D, which weights phrases by the number of photos that they occur in. The
+    numbers come from a file written by captioner prepare frequencies, a COCO captions file or a
+    model folder (default: the numbers stored with the model that captions the photos, if any)."""
     train_annotations: Annotated[list[File], _SCORING] = field(default_factory=list)
-    """Report how many captions do not occur in this COCO captions file. Pass the file that the
-    system was trained on. Repeat the option for several files."""
+    """Report how many captions are new, because they do not occur in this COCO captions file. Pass
+    the file that the system was trained on. Repeat the option for several files."""
     output: _Report | None = None
     """Write a JSON report to FILE, with the caption and the scores of every image."""
     force: bool = False
     """Overwrite an existing report."""
     faithfulness: bool = False
     """Measure whether attention, gradient x input, Grad-CAM and occlusion find the regions that
-    each content word depends on. Regions are deleted and inserted in the order that a method ranks
-    them, and the change in the word's log-probability is measured. Needs --images. With
-    --annotations, each photo's first reference caption is measured instead of the model's
-    caption."""
+    each content word depends on. Regions are deleted or inserted in the order of each method, and
+    the change in the word's log-probability is measured. Needs --images. With --annotations, each
+    photo's first reference caption is explained instead of the model's caption."""
 
     @property
     def java(self) -> list[str]:
@@ -176,36 +177,37 @@ class CalibrateOptions(DeviceOptions):
     model: ModelName | None = None
     """Calibrate the model in this model folder or run folder."""
     annotations: list[File] = field(default_factory=list)
-    """Fit to the photos in this COCO captions file. Each photo needs several captions, and the
-    model must not have been trained on the photos. Repeat the option for several files."""
+    """Fit to the photos in this COCO captions file. Each photo needs several captions. The model
+    must not have been trained on the photos. Repeat the option for several files."""
     images: list[Folder] = field(default_factory=list)
-    """Find the photos in this folder. Repeat the option for several folders. They are searched in
-    this order."""
+    """Look for the photos in this folder. Repeat the option for several folders, which are searched
+    in this order."""
     objects: File | None = None
     """Count words that name an annotated object as true, even if no reference contains them. FILE
     lists the objects in each photo as JSON: {"classes": [names], "photos": {"image id": [indices of
     classes]}}."""
     styles: list[Annotated[str, Shown("NAME")]] = field(default_factory=list)
-    """Caption the photos of one --annotations file in this style. Pass one style per file, in the
-    order of the files (default: the model's default style)."""
+    """Caption the photos of one --annotations file in this style (default: the model's default
+    style). Repeat the option, once per file in the order of the files."""
     other_images: Folder | None = None
-    """Learn from this folder which images are not photos. It must contain a subfolder for each kind
-    of image, such as pages, charts or icons. The confidence of captions of such images falls to 0.
-    The images are compared with up to 4,000 photos in --images, with or without captions. The
-    report shows, for each kind, how well a fit to the other kinds separates it from photos."""
+    """Learn from this folder which images are not photos, so that captions of such images get a
+    confidence near 0. The folder contains a subfolder for each kind of image, such as pages, charts
+    or icons. The images are compared with up to 4,000 photos in --images, with or without captions.
+    The report shows how well each kind is recognized when it is left out of the fit."""
     judged: list[File] = field(default_factory=list)
     """Fit the confidence to people's judgements instead of reference captions. FILE is a CSV file
-    with the columns image, style, caption and grade (right, partly or wrong). A caption counts as
-    right if all of its grades are right. The truth of words is still fitted to --annotations.
-    Repeat the option for several files."""
+    with the columns image, caption, grade (right, partly or wrong) and, if needed, style. A caption
+    counts as right if all of its grades are right. The truth of words is still fitted to
+    --annotations. Repeat the option for several files."""
     threshold: Annotated[float, Interval(gt=0, lt=10)] = 0.5
-    """Count a caption as right if its CIDEr-D is at least this value (default: 0.5, equal to 50
-    points)."""
+    """Count a caption as right if its CIDEr-D (0 to 10) is at least this value (default: 0.5, which
+    reports show as 50 points)."""
     check: bool = False
-    """Measure the model's existing calibration without fitting a new one. --model is then optional
-    (default: the shipped model)."""
+    """Measure the calibration that the model already has, and do not fit a new one. --model is then
+    optional (default: the shipped model)."""
     diagram: File | None = None
-    """Draw reliability diagrams of the calibration, and save them in FILE (.png, .svg or .pdf)."""
+    """Draw reliability diagrams, which compare the probabilities with how often they are right.
+    Save them in FILE (.png, .svg or .pdf)."""
     output: _Report | None = None
     """Write a JSON report to FILE."""
     force: bool = False

@@ -38,42 +38,43 @@ class Limits:
     """Limits of the server."""
 
     max_bytes: Positive = 30 * 2**20
-    """Reject photos with more bytes than this. The response has the HTTP status 413."""
+    """Reject photos with more bytes than this, with the HTTP status 413."""
     max_pixels: Annotated[int, Interval(ge=1, le=MAX_PIXELS)] = 120_000_000
-    """Reject photos with more pixels than this, before they are decoded. The status is 413."""
+    """Reject photos with more pixels than this before they are decoded, with the status 413."""
     max_batch: Positive = 100
-    """Reject batches with more photos than this if the response is JSON. The status is 413. NDJSON
-    responses have no limit."""
+    """Reject batches with more photos than this, with the status 413. The limit applies only to
+    JSON responses. NDJSON responses have no limit."""
     max_queue: Positive = 64
-    """Accept at most this many requests at the same time. Further requests are rejected with the
+    """Accept at most this many requests at the same time, and reject further requests with the
     status 429. Uploads use at most max-queue times max-bytes of memory."""
     max_per_client: Positive | None = None
-    """Accept at most this many requests at the same time from each client. Further requests get the
-    status 429. A client is an API key or, without keys, an address. Default: half of max-queue with
-    keys, otherwise unlimited."""
+    """Accept at most this many requests at the same time from each client, and reject further
+    requests with the status 429. A client is an API key or, without keys, an address. Default: half
+    of max-queue with keys, otherwise unlimited."""
     max_cost: Positive = 60_000
-    """Reject requests that cost more than this, with the status 422. The cost is beam_size times
-    max_length steps of the decoder, plus 250 for each word that occlusion or gradients explain. A
-    request that costs more than a full batch of ordinary requests runs in parallel to the batches,
-    so that other clients do not wait for it."""
+    """Reject requests that cost more than this, with the status 422. The cost counts the steps of
+    the decoder: beam_size times max_length, and more with forced_words. Every word that occlusion
+    or gradients explain adds 250. The option limits how long a single request can take."""
     rate_limit: Annotated[int, Ge(0)] = 0
-    """Accept at most this many requests per minute from each client. Further requests get the
-    status 429. A client is an API key or, without keys, an address. 0: unlimited."""
+    """Accept at most this many requests per minute from each client, and reject further requests
+    with the status 429. Each photo of a batch counts as a request. A client is an API key or,
+    without keys, an address. 0: unlimited."""
     timeout: Annotated[float, Interval(gt=0, lt=math.inf)] = 30.0
     """Wait at most this many seconds for each part of a request: its headers, the upload of its
-    photo, and the captions. A late upload gets the status 408, and late captions get 503."""
+    photo, and its captions. A late upload gets the status 408, and late captions get the status
+    503."""
     grace: Annotated[float, Interval(ge=0, lt=math.inf)] = 60.0
-    """After SIGTERM or Ctrl-C, complete accepted requests within this many seconds. New requests,
-    and requests that are unfinished after this time, get the status 503."""
+    """After SIGTERM or Ctrl-C, complete accepted requests for at most this many seconds. New
+    requests, and requests that are still unfinished then, get the status 503."""
     drain_delay: Annotated[float, Interval(ge=0, lt=math.inf)] = 0.0
-    """After SIGTERM, continue to serve requests for this many seconds. Meanwhile /readyz returns
-    503, so that load balancers switch to other servers. The time of --grace starts afterwards."""
+    """After SIGTERM, keep serving requests for this many seconds before --grace starts. Meanwhile,
+    /readyz returns 503, so that load balancers switch to other servers."""
     max_connections: Positive = 500
     """Open at most this many connections, including idle ones. Further connections wait. Each
-    connection uses a file descriptor, and most systems allow 1,024 per process."""
+    connection uses a file descriptor, and many systems allow only 1,024 per process."""
     max_beam: Positive = 20
-    """Reject requests with a larger beam size than this, or with more captions or candidates. The
-    status is 422."""
+    """Reject requests for a larger beam_size, num_captions or candidates than this, with the status
+    422."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,32 +87,33 @@ class ServeOptions(ModelOptions, Limits):
     """
 
     host: str = "127.0.0.1"
-    """Listen on this address. 127.0.0.1: connections from this machine only. 0.0.0.0: connections
-    from anywhere."""
+    """Listen on this address. 127.0.0.1: accept connections from this machine only. 0.0.0.0: accept
+    connections from other machines too."""
     port: Annotated[int, Interval(ge=0, le=65535)] = 8000
     """Listen on this port. 0: any free port."""
     allow_host: list[Annotated[str, Shown("NAME"), _HOST]] = field(default_factory=list)
-    """Accept this name in the Host header too, such as the name of a proxy or a Docker Compose
-    service. Requests with unknown names are rejected, except for /healthz, /readyz and /metrics.
-    Repeat the option to accept several names."""
+    """Also accept requests to this host name (in the Host header), such as the name of a proxy or a
+    Docker Compose service. Requests to unknown names are rejected, except for /healthz, /readyz and
+    /metrics. Repeat the option to accept several names."""
     allow_origin: list[Annotated[str, Shown("ORIGIN"), _ORIGIN]] = field(default_factory=list)
-    """Let web pages from this origin use the server (CORS), such as https://app.example.org. *: all
-    pages. Repeat the option to allow several origins."""
+    """Let web pages from this origin, such as https://app.example.org, send requests to the server
+    (CORS). *: all web pages. Repeat the option to allow several origins."""
     root_path: Annotated[str, Shown("PATH"), _PATH] = ""
-    """Set the prefix under which a proxy publishes this server, such as /captioner."""
+    """Set the path under which a proxy publishes this server, such as /captioner (default: the
+    proxy publishes it at the root)."""
     trust_proxy: list[Annotated[str, Shown("ADDRESS"), _ADDRESS]] = field(default_factory=list)
-    """Trust this proxy, named by address or network (127.0.0.1, 172.16.0.0/12). The log and the
-    limits then use the client address in its X-Forwarded-For header. Repeat the option to trust
-    several proxies."""
+    """Trust the X-Forwarded-For header of this proxy. The log and the limits then use the client
+    address in the header. Pass the proxy's address or network (127.0.0.1, 172.16.0.0/12). Repeat
+    the option to trust several proxies."""
     api_key_file: File | None = None
     """Require an API key for captions. The file has one line NAME KEY per key, and # starts a
-    comment. SIGHUP reloads the file. Instead of a file, you can put such lines into the environment
-    variable CAPTIONER_API_KEYS."""
+    comment. The signal SIGHUP makes the server read the file again. Instead of a file, you can put
+    such lines into the environment variable CAPTIONER_API_KEYS."""
     api_keys: Annotated[str | None, Shown(hidden=True)] = None
     """API keys as text, in the format of a key file."""
-    metrics_host: str = "127.0.0.1"
-    """Listen on this address for metrics if --metrics-port is set. 0.0.0.0: connections from
-    anywhere."""
+    metrics_host: Annotated[str, Shown("HOST")] = "127.0.0.1"
+    """Serve /metrics on this address if --metrics-port is set. 127.0.0.1: this machine only.
+    0.0.0.0: other machines too."""
     metrics_port: Annotated[int, Interval(ge=0, le=65535)] | None = None
     """Serve /metrics on this port instead of --port. 0: any free port. Default: on --port, but only
     for requests that do not come through a proxy."""
@@ -154,11 +156,11 @@ class WordOptions:
     words: str | None = None
     """Explain this caption instead of searching for one."""
     alternatives: Annotated[int, Interval(ge=0, le=20)] = 0
-    """Return this many of the most probable words at each position."""
+    """Return this many of the most probable words at each position. 0: return none."""
     method: ExplanationMethod = "attention"
     """Choose how the maps are computed. attention: the attention weights. attention_gate: attention
-    times the gate. gradient_input, grad_cam and occlusion: the effect of each region on the word's
-    log-probability."""
+    times the word's gate, which measures how much the word depends on the photo. gradient_input,
+    grad_cam and occlusion: the effect of each region on the word's log-probability."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +168,7 @@ class ResponseOptions(WordOptions):
     """Options of the endpoints that return JSON."""
 
     attention: bool = False
-    """Return the maps: gates, alphas, and the part of the photo that the model sees. Set this with
-    every method except attention."""
+    """Return the maps: alphas, gates, and the part of the photo that the model sees. Must be true
+    with every method except attention."""
     min_confidence: Annotated[float, Interval(ge=0, le=1)] | None = None
     """Add the field unsure to each caption. It is true if the confidence is lower than this."""

@@ -21,7 +21,7 @@ class OwnDataOptions(ColumnOptions):
     """Look for the photos of --data in this folder (default: the folder of the captions, or the
     current folder)."""
     val: float = 0.1
-    """Keep this fraction of the training photos for validation, if --data has no validation
+    """Use this fraction of the training photos for validation instead, if --data has no validation
     photos."""
 
     def __post_init__(self) -> None:
@@ -36,10 +36,9 @@ class TrainOptions(OwnDataOptions):
     """The start of the run."""
 
     dry_run: bool = False
-    """Check settings, data and disk space, and estimate time and memory from a few steps. Write
+    """Check the settings, data and disk space, and estimate time and memory from a few steps. Write
     nothing."""
     resume: bool = False
-    """Continue the run in the run folder, or start a new run if it has no
-    checkpoint."""
+    """Continue the run in the run folder. If it has no checkpoint, start a new run."""
     force: bool = False
-    """Start over and replace the run in the run folder."""
+    """Start over, and replace the run in the run folder."""
