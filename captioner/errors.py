@@ -10,8 +10,8 @@
     ├── ModelError         a model folder that cannot be loaded or saved
     └── CheckpointError    a training run that cannot be resumed or saved
 
-Each message is one line with the problem and a remedy. The command line prints only the message and
-exits with 1 or 2. The option ``--debug`` adds a traceback.
+Each message is one line with the problem and a remedy. If an error ends a command, the command line
+prints only the message and exits with code 2. The option ``--debug`` adds a traceback.
 """
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from captioner.cli.arguments import command
 from captioner.cli.console import warn
-from captioner.cli.main import FAILED, OK
+from captioner.cli.main import OK, SOME_FAILED
 from captioner.cli.output_files import new_file
 from captioner.cli.search_options import checked_search
 from captioner.errors import ConfigError
@@ -76,7 +76,7 @@ def alt(options: AltOptions, given: dict[str, Any]) -> int:
         review = found.save(table, force=options.force)
         again = shlex.join(["captioner", "alt", options.site, "--apply", str(table)])
         print(f"Review {review} or {table}, then write the reviewed texts with: {again}")
-    return FAILED if found.problems else OK
+    return SOME_FAILED if found.problems else OK
 
 
 def _summarize(found: AltTexts, empty: bool) -> None:
@@ -118,4 +118,4 @@ def _apply(site: str, table: Path) -> int:
         warn(problem)
     kept = f", {done.kept:,} already in the pages" if done.kept else ""
     warn(f"{table}: {counted(done.written, 'alternative text')} written{kept}")
-    return FAILED if done.problems else OK
+    return SOME_FAILED if done.problems else OK

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from captioner.cli.arguments import command
 from captioner.cli.console import warn
-from captioner.cli.main import FAILED, OK
+from captioner.cli.main import OK, SOME_FAILED
 from captioner.cli.sidecars import choose_store
 from captioner.data.caption_store import ALSO_REMOVES, SidecarOptions
 from captioner.data.options import ColumnOptions
@@ -59,7 +59,7 @@ def apply(options: ApplyOptions, _: Any) -> int:
     for problem in apply_table(store, options.captions[0], options.images, options):
         failed += 1
         warn(problem)
-    return FAILED if failed else OK
+    return SOME_FAILED if failed else OK
 
 
 def _remove(options: ApplyOptions) -> int:
@@ -69,4 +69,4 @@ def _remove(options: ApplyOptions) -> int:
     removed = remove_captions(options.captions, exiftool=options.exiftool, report=warn)
     others = f" and kept {counted(removed.kept, 'text')} by people" if removed.kept else ""
     warn(f"removed {counted(removed.captions, 'caption')}{others}")
-    return FAILED if removed.failed else OK
+    return SOME_FAILED if removed.failed else OK

@@ -16,7 +16,7 @@ from annotated_types import Interval
 from captioner.caption_types import END_NAME, Caption
 from captioner.cli.arguments import command
 from captioner.cli.console import hint, warn
-from captioner.cli.main import FAILED, OK
+from captioner.cli.main import NOT_DONE, OK, SOME_FAILED
 from captioner.cli.output_files import refuse_overwrite, require_parent
 from captioner.cli.photos import STDIN, PhotoOptions, Photos, find_photos
 from captioner.cli.search_options import checked_search
@@ -122,18 +122,19 @@ def attend(options: AttendOptions, drawing: dict[str, Any]) -> int:
         )
     found = checked_search(options.model, search)
     photos = find_photos(options.photos, options.from_file, recursive=options.recursive)
-    jobs = _targets(photos, options)
-    failures = photos.failures
+    if not photos.paths:
+        photos.report_skipped()
+        return NOT_DONE
+    jobs, failures = _targets(photos, options), photos.failures
+    kind = _kind(jobs[photos.paths[0]].suffix.lower())  # the same for all
+    _check(kind, options, drawing, found)
+    jobs = _checked_outputs(jobs, options)
+    if options.alternatives is None:
+        options = replace(options, alternatives=5 if kind is Page else 0)
     if jobs:
-        kind = _kind(jobs[photos.paths[0]].suffix.lower())  # the same for all
-        _check(kind, options, drawing, found)
-        jobs = _checked_outputs(jobs, options)
-        if options.alternatives is None:
-            options = replace(options, alternatives=5 if kind is Page else 0)
-        if jobs:
-            failures += _draw(jobs, kind, options, search, drawing | {"smooth": not options.blocks})
+        failures += _draw(jobs, kind, options, search, drawing | {"smooth": not options.blocks})
     photos.report_skipped()
-    return FAILED if failures else OK
+    return SOME_FAILED if failures else OK
 
 
 # --- checks --------------------------------------------------------------------------------------

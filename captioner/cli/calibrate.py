@@ -7,7 +7,7 @@ from typing import Any
 
 from captioner.cli.arguments import command
 from captioner.cli.console import warn_and_count
-from captioner.cli.main import FAILED, OK
+from captioner.cli.main import OK, SOME_FAILED
 from captioner.cli.output_files import new_file
 from captioner.cli.search_options import checked_search
 from captioner.errors import CaptionerError, ConfigError
@@ -69,4 +69,4 @@ def calibrate(options: CalibrateOptions, search: dict[str, Any]) -> int:
         calibration.diagram(report).save(diagram)
     if not options.check:
         print(f"\nsaved as {target}")
-    return FAILED if errors else OK
+    return SOME_FAILED if errors else OK

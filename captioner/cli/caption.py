@@ -20,7 +20,7 @@ from captioner.cli.caption_on_ray import caption_on_ray
 from captioner.cli.console import hint, warn
 from captioner.cli.image_ids import image_ids
 from captioner.cli.journal import continued
-from captioner.cli.main import FAILED, OK
+from captioner.cli.main import NOT_DONE, OK, SOME_FAILED
 from captioner.cli.output_files import new_file
 from captioner.cli.photos import STDIN, PhotoOptions, find_photos, read_names
 from captioner.cli.rows import Name, Row, Wording, make_row
@@ -109,41 +109,43 @@ def caption(options: CaptionOptions, given: dict[str, Any]) -> int:
     names: dict[Path, Name] = {photo: str(photo) for photo in photos.paths}
     if kind.name == "coco":
         names = {**image_ids(photos.paths, options.annotations)}
+    if not names:
+        photos.report_skipped()
+        return NOT_DONE
     failures = photos.failures + len(photos.paths) - len(names)
     lasting = "-" not in options.photos and not options.every
 
     new = 0
 
     def captioned(needed: Sequence[Path]) -> Iterator[Row]:
+        """Caption these photos, and count the captions."""
         nonlocal new
         some = {photo: names[photo] for photo in needed}
         for row in _rows(some, options, search, wording, options.every):
             new += len(row.get("captions", ()))
             yield row
 
-    if names or not failures:
-        with ExitStack() as stack:
-            if store is not None:
-                store.subfolders = photos.subfolders
-                if (
-                    target is None
-                ):  # with -o FILE, the new file would lack the photos that are already finished
-                    stack.enter_context(hint(store.finished, "with --skip-existing"))
-                rows = store.write_all(names, captioned)
-            elif target and lasting and (target.is_file() or not target.exists()):
-                how: Any = {"kind": kind, "resume": options.resume, "force": options.force}
-                settings = _settings(options, search, wording)
-                rows = stack.enter_context(continued(target, names, captioned, settings, **how))
-            else:  # a pipe, a device or a video cannot be continued
-                rows = captioned([*names])
-            file = sys.stdout if target is None else stack.enter_context(atomic_open(target))
-            failed, written = _write(file, kind, rows, options.min_confidence)
-            failures += failed
-        if target is not None and target.is_file() and store is None:
-            added = f", {new:,} of them new" if options.resume else ""
-            warn(f"{counted(written, 'caption')} written to {target}{added}")
+    with ExitStack() as stack:
+        if store is not None:
+            store.subfolders = photos.subfolders
+            # With -o FILE, the new file would lack the photos that are already finished.
+            if target is None:
+                stack.enter_context(hint(store.finished, "with --skip-existing"))
+            rows = store.write_all(names, captioned)
+        elif target and lasting and (target.is_file() or not target.exists()):
+            how: Any = {"kind": kind, "resume": options.resume, "force": options.force}
+            settings = _settings(options, search, wording)
+            rows = stack.enter_context(continued(target, names, captioned, settings, **how))
+        else:  # a pipe, a device or a video cannot be continued
+            rows = captioned([*names])
+        file = sys.stdout if target is None else stack.enter_context(atomic_open(target))
+        failed, written = _write(file, kind, rows, options.min_confidence)
+        failures += failed
+    if target is not None and target.is_file() and store is None:
+        added = f", {new:,} of them new" if options.resume else ""
+        warn(f"{counted(written, 'caption')} written to {target}{added}")
     photos.report_skipped()
-    return FAILED if failures else OK
+    return SOME_FAILED if failures else OK
 
 
 # --- checks --------------------------------------------------------------------------------------

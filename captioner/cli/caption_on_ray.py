@@ -9,7 +9,7 @@ from typing import Any
 
 from captioner.bulk.options import CaptionRayOptions
 from captioner.cli.console import hint, warn
-from captioner.cli.main import FAILED, OK
+from captioner.cli.main import OK, SOME_FAILED
 from captioner.data.reading import photo_bar
 from captioner.errors import ConfigError, DataError
 from captioner.inference.find_model import find_model
@@ -85,7 +85,7 @@ def caption_on_ray(
     with open_job(output, given, settings, **how) as parts:
         if (done := output.read(DONE)) is not None:
             warn(f"{folder} is already complete; to caption the photos again, add --force")
-            return FAILED if json.loads(done)["failed"] else OK
+            return SOME_FAILED if json.loads(done)["failed"] else OK
         sizes, earlier = [part.photos for part in parts], {*output.parts()}
 
         def finished() -> str:
@@ -109,7 +109,7 @@ def caption_on_ray(
         output.write(DONE, json.dumps(totals).encode() + b"\n")
     failures = f'; {failed} failed (rows with "error")' if failed else ""
     warn(f"{folder}: {counted(photos, 'photo')} in {counted(len(parts), 'part')}{failures}")
-    return FAILED if failed else OK
+    return SOME_FAILED if failed else OK
 
 
 def _check_names(inputs: Sequence[str]) -> None:

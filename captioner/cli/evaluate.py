@@ -7,7 +7,7 @@ from typing import Any
 
 from captioner.cli.arguments import command
 from captioner.cli.console import warn_and_count
-from captioner.cli.main import FAILED, OK
+from captioner.cli.main import OK, SOME_FAILED
 from captioner.cli.output_files import new_file
 from captioner.cli.search_options import checked_search
 from captioner.errors import CaptionerError, ConfigError
@@ -41,4 +41,4 @@ def evaluate(options: EvaluateOptions, search: dict[str, Any]) -> int:
     print(as_text(report))
     if target is not None:
         atomic_write(target, as_json(report))
-    return FAILED if errors else OK
+    return SOME_FAILED if errors else OK

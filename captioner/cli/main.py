@@ -3,8 +3,7 @@
 Each subcommand is a `Command` in the module of the same name. ``prepare features`` is in the module
 ``prepare``. A module is imported only when its command runs, so that ``captioner --help`` is fast.
 
-Exit codes: 0 for success, 1 if some inputs failed, 2 for a usage error, 130 if interrupted. Failed
-inputs are reported, and all other inputs are still processed.
+Scripts rely on the exit codes, which docs/captioning.md describes for users.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
@@ -42,7 +42,9 @@ COMMANDS = {
     "push": "upload a model with its card to the Hugging Face hub",
 }
 
-OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+OK, SOME_FAILED, NOT_DONE, INTERRUPTED = 0, 1, 2, 130
+"""Exit codes. 0: everything is done. 1: the command finished, but some inputs failed, and each of
+them was reported. 2: the command did not do its work. 130: the command was interrupted."""
 
 GRACE = 5.0
 """Seconds that a command may take to end after SIGTERM."""
@@ -68,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         listed = [line for line in COMMANDS.items() if line[0].startswith("".join(group))]
         lines = [f"  captioner {name:<19} {text}\n" for name, text in listed]
         print(OVERVIEW.format(commands="".join(lines)))
-        return OK if arguments else USAGE
+        return OK if arguments else NOT_DONE
     if arguments[0] == "--version":
         from captioner.version import __version__
 
@@ -82,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             hint = f"did you mean captioner {similar[0]}?"
         elif Path(command).suffix or Path(command).exists():
             hint = f"did you mean captioner caption {shlex.join(arguments)}?"
-        return _fail(f"{command!r} is not a command; {hint}", USAGE)
+        return _fail(f"{command!r} is not a command; {hint}", NOT_DONE)
     with suppress(ValueError):  # in a thread
         _end_at_sigterm()
     debug = "--debug" in rest
@@ -92,9 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except (Exception, KeyboardInterrupt) as error:
-        if debug:
-            raise
-        return _report(error)
+        return _report(error, debug)
 
 
 def _open_missing_streams() -> None:
@@ -148,26 +148,39 @@ def _run(command: str, arguments: list[str], debug: bool) -> int:
     return code
 
 
-def _report(error: BaseException) -> int:
-    """Print an error that is meant for users, and raise any other error again.
+def _report(error: BaseException, debug: bool) -> int:
+    """Print an error, and return the exit code.
 
-    Returns:
-        The exit code.
+    The error is printed in one line if it is meant for users. Any other error is a mistake in the
+    program and is printed with its traceback, as every error is with ``debug``.
     """
-    from captioner.errors import CaptionerError, ConfigError
+    from captioner.errors import CaptionerError
 
+    code = NOT_DONE
     if isinstance(error, CaptionerError):
-        return _fail(str(error), USAGE if isinstance(error, ConfigError) else FAILED)
-    if isinstance(error, OSError):
-        where = f"{error.filename}: " if error.filename else ""
-        return _fail(f"{where}{error.strerror or error}", FAILED)
-    # Ctrl-C inside `threading.Condition.wait` may end in a RuntimeError about its lock.
+        message = str(error)
+    elif isinstance(error, OSError):
+        message = f"{error.filename}: " if error.filename else ""
+        message += error.strerror or str(error)
+    elif _is_interrupt(error):
+        message, code = "interrupted", INTERRUPTED
+    else:
+        debug = True
+    if debug:
+        traceback.print_exception(error)
+        return code
+    return _fail(message, code)
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    """Return whether Ctrl-C or SIGTERM caused an error, directly or through other errors.
+
+    For example, Ctrl-C inside `threading.Condition.wait` may end in a RuntimeError about its lock.
+    """
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, KeyboardInterrupt):
         cause = cause.__cause__ or cause.__context__
-    if cause is None:
-        raise error
-    return _fail("interrupted", INTERRUPTED)
+    return cause is not None
 
 
 def _fail(message: str, code: int) -> int:
@@ -215,4 +228,7 @@ Caption photos and show where the model looked for each word.
 {commands}
 captioner COMMAND --help   show the options of a command
 captioner COMMAND --debug  show the traceback if an error occurs
-captioner --version        show the version"""
+captioner --version        show the version
+
+Exit codes: 0 if everything is done, 1 if the command finished but some inputs failed, 2 if the
+command did not do its work, 130 if it was interrupted."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from captioner.bulk.options import RayOptions, on_ray
 from captioner.cli.arguments import command
 from captioner.cli.console import hint, warn
-from captioner.cli.main import FAILED, OK
+from captioner.cli.main import OK, SOME_FAILED
 from captioner.cli.output_files import refuse_overwrite
 from captioner.cli.train import ConfigOptions, read_changes, read_config
 from captioner.data.dataset import prepare_dataset
@@ -148,4 +148,4 @@ def features(options: FeaturesOptions, given: dict[str, Any]) -> int:
     missing = [image for image in images if not cache.has(image.image_id)]
     skipped = f"; {len(missing)} skipped (first: {missing[0].path})" if missing else ""
     print(f"{folder}: features of {len(images) - len(missing)} photos{skipped}")
-    return FAILED if missing else OK
+    return SOME_FAILED if missing else OK

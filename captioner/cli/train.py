@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from captioner.cli.arguments import command, settings_help
 from captioner.cli.console import hint, warn
-from captioner.cli.main import FAILED, OK
+from captioner.cli.main import OK, SOME_FAILED
 from captioner.data.importers import detect_layout, find_source
 from captioner.errors import ConfigError, DataError
 from captioner.options import TrainConfig
@@ -143,7 +143,7 @@ def train(options: TrainCommandOptions, given: dict[str, Any]) -> int:
     if found.problem:
         warn(found.problem)
         # With an exit code of 1, torchrun would print a traceback, although the run has finished.
-        return OK if "TORCHELASTIC_RUN_ID" in os.environ else FAILED
+        return OK if "TORCHELASTIC_RUN_ID" in os.environ else SOME_FAILED
     print(
         f"to use the model, run: captioner caption PHOTOS --model {shlex.quote(config.run_folder)}"
     )

@@ -25,7 +25,7 @@ logger = logging.getLogger("captioner.serving")
 
 OPENAI = ("/v1/chat/completions", "/v1/models")  # paths, or their beginnings, of OpenAI's protocol
 PHOTOPRISM = "/api/v1/vision/"  # beginning of the paths of PhotoPrism's protocol
-FAILED = 1  # exit code
+CRASHED = 1  # exit code; 2 means that the server could not start, so a restart does not help
 _STATUSES = {  # statuses and reasons of the package's exceptions; subclasses before their base
     ConfigError: (422, "options"),
     NotAnImageError: (415, "no_picture"),
@@ -145,4 +145,4 @@ def end(why: str) -> NoReturn:
     alive without answering requests or SIGTERM.
     """
     logger.critical("%s; the server ends", why)
-    os._exit(FAILED)
+    os._exit(CRASHED)

@@ -11,7 +11,7 @@ import sys
 import pytest
 from tiny_data import noise_photos, write_captions
 
-from captioner.cli.main import COMMANDS, FAILED, OK, USAGE, main
+from captioner.cli.main import COMMANDS, NOT_DONE, OK, SOME_FAILED, main
 from captioner.extras import EXTRAS
 from captioner.inference.names import GRAPHS, SHIPPED_MODEL, WEIGHTS
 
@@ -21,14 +21,14 @@ def test_coco_results_take_ids_from_names_or_annotations(tiny, tmp_path, caption
     noise_photos(tmp_path / "photos", names)
     arguments = (tmp_path / "photos", "--format", "coco")
     code, out, err = caption(*arguments)
-    assert ([entry["image_id"] for entry in json.loads(out)], code) == ([42], FAILED)
+    assert ([entry["image_id"] for entry in json.loads(out)], code) == ([42], SOME_FAILED)
     assert "holiday.jpg" in err
     annotations = write_captions(tmp_path / "a.json", {name: ["a"] for name in names}, first=7)
     code, out, _ = caption(*arguments, "--annotations", annotations)
     assert [entry["image_id"] for entry in json.loads(out)] == [8, 7]
     noise_photos(tmp_path / "photos", ["000042.jpg"])  # `evaluate --results` refuses two
     code, _, err = caption(*arguments)
-    assert (code, "both have the image id 42" in err) == (USAGE, True)
+    assert (code, "both have the image id 42" in err) == (NOT_DONE, True)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_coco_results_take_ids_from_names_or_annotations(tiny, tmp_path, caption
 def test_a_missing_extra_is_named_with_its_pip_command(command, module, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
 
-    assert main([command]) == USAGE
+    assert main([command]) == NOT_DONE
 
     expected = f"captioner {command} needs {module}; run: pip install 'captioner[{command}]'"
     assert capsys.readouterr().err == f"captioner: {expected}\n"
@@ -60,7 +60,7 @@ def test_info_describes_the_model(capsys):
 def test_train_refuses_a_folder_with_other_files(tmp_path, capsys):
     (tmp_path / "best").mkdir()
     (tmp_path / "best" / "thesis.txt").write_text("mine")
-    assert main(["train", "--run-folder", str(tmp_path)]) == USAGE
+    assert main(["train", "--run-folder", str(tmp_path)]) == NOT_DONE
     assert "force" in capsys.readouterr().err
     assert (tmp_path / "best" / "thesis.txt").read_text() == "mine"
 
@@ -104,6 +104,6 @@ def test_missing_streams_in_python(streams, monkeypatch):
         stream.close()
         monkeypatch.setattr(sys, name, stream if streams else None)
     assert main(["info"]) == 0
-    assert main(["caption", "missing.jpg"]) == FAILED
+    assert main(["caption", "missing.jpg"]) == NOT_DONE
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         stream.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from captioner.cli.main import FAILED, OK, USAGE
+from captioner.cli.main import NOT_DONE, OK, SOME_FAILED
 
 INDEX = """<!doctype html>\r
 <a href="/about/"><img src="/img/a%201.png?v=2"></a>
@@ -62,7 +62,7 @@ def contents() -> dict[str, bytes]:
 def test_only_what_was_reviewed_is_written(alt) -> None:
     before = contents()
     code, out, err = alt("--url", "https://me.example/")
-    assert code == FAILED  # pictures without a suggestion are reported
+    assert code == SOME_FAILED  # pictures without a suggestion are reported
     assert "--apply alt.csv" in out
     for reported in (
         "layout.html",
@@ -80,7 +80,7 @@ def test_only_what_was_reviewed_is_written(alt) -> None:
     assert not any(row["suggested"] for row in rows[5:])
     linked = [row["link"] for row in rows[:5] if not row["alt"]]
     assert linked == ["link to /about/ without text"]  # a person writes where it leads
-    assert alt("--apply", "alt.csv")[0] == FAILED  # nothing was reviewed
+    assert alt("--apply", "alt.csv")[0] == NOT_DONE  # nothing was reviewed
     assert contents() == before
 
     table(texts={"blog/post.htm:1": 'für "Zoë" 犬', "index.html:2": "About us"})
@@ -102,7 +102,7 @@ def test_changed_pages_are_reported(alt) -> None:
     index.write_bytes(index.read_bytes().replace(b'<img src="img/a 1.png">', b"", 1))
     Path("site/blog/post.htm").unlink()
     code, _, err = alt("--apply", "alt.csv")
-    assert code == FAILED
+    assert code == SOME_FAILED
     assert "index.html:3: <img" in err
     assert "post.htm: the file does not exist" in err
     assert index.read_bytes().count(b'alt="A dog"') == 1
@@ -119,7 +119,7 @@ def test_tables_of_strangers_stay_in_the_site(alt) -> None:
     rows = ["page,line,alt,reviewed,tag", *(f"{name},1,{tag}" for name in [*names, "good.html"])]
     Path("alt.csv").write_text("\n".join([*rows, f"good.html,1,{tag}".replace("yes", "maybe")]))
     code, _, err = alt("--apply", "alt.csv")
-    assert (code, len(err.splitlines())) == (FAILED, len(names) + 2)
+    assert (code, len(err.splitlines())) == (SOME_FAILED, len(names) + 2)
     assert all(f"/{name}: ".replace("//", "/") in err for name in names)
     assert "the column 'reviewed' has 'maybe'" in err
     assert Path("site/good.html").read_text() == '<img alt="A dog" src=a.png>'
@@ -133,7 +133,7 @@ def test_a_correction_without_a_tick_is_reported(alt) -> None:
     lines = Path("alt.csv").read_text("utf-8")
     Path("alt.csv").write_text(lines.replace(f";{text};", ";A dog;", 1), "utf-8")
     code, _, err = alt("--apply", "alt.csv")
-    assert code == FAILED
+    assert code == SOME_FAILED
     assert err.count("the text was changed but is not reviewed") == 1
 
 
@@ -141,7 +141,7 @@ def test_a_correction_without_a_tick_is_reported(alt) -> None:
     "arguments", [["-o", "site/alt.csv"], ["-o", "alt.txt"], ["--num-captions", "2"]]
 )
 def test_usage_errors(arguments, alt) -> None:
-    assert alt(*arguments)[0] == USAGE
+    assert alt(*arguments)[0] == NOT_DONE
     assert not list(Path().glob("**/alt.*"))
 
 
@@ -213,7 +213,7 @@ def test_a_decorative_image_stays_empty_but_a_link_does_not(alt) -> None:
     before = contents()
     table(texts={"index.html:1": "", "index.html:2": ""})
     code, _, err = alt("--apply", "alt.csv")
-    assert code == FAILED
+    assert code == SOME_FAILED
     assert 'index.html:2: <img src="img/2.png"> is the only content of a link or button' in err
     assert "0 alternative texts written, 1 already in the pages" in err
     assert contents() == before
@@ -238,7 +238,7 @@ def test_only_failures_have_an_exit_status(alt) -> None:
     assert len([row for row in table() if row["note"]]) == 2
     Path("site/img/2.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     code, _, err = alt("--force")
-    assert code == FAILED
+    assert code == SOME_FAILED
     assert err.count("img/2.png: ") == 1
 
 

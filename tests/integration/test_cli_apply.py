@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from captioner.cli.main import FAILED, OK, USAGE, main
+from captioner.cli.main import NOT_DONE, OK, SOME_FAILED, main
 from captioner.data.metadata import (
     Mark,
     embed_description,
@@ -79,7 +79,7 @@ def test_what_cannot_be_written_is_one_line_each(capsys) -> None:
 
     options = ["--images", "holiday", "--sidecar", "txt"]
     code, lines = run(*options, "--force")
-    assert code == FAILED
+    assert code == SOME_FAILED
     assert Path("holiday/a.txt").read_text() == "one\n"
     assert not Path("holiday/b.txt").exists()
     names = ("the caption is missing", "gone.jpg", "holiday/sub/a.txt", "1 caption written")
@@ -88,19 +88,19 @@ def test_what_cannot_be_written_is_one_line_each(capsys) -> None:
     Path("self.csv").write_text(
         "image,caption\nself.csv,one\nholiday/a.txt,two\nholiday/a.jpg,NaN\n"
     )
-    assert main(["apply", "self.csv", "--sidecar", "txt", "--force"]) == FAILED
+    assert main(["apply", "self.csv", "--sidecar", "txt", "--force"]) == NOT_DONE
     assert Path("holiday/a.txt").read_text() == "one\n"  # neither photo nor caption in the rows
     capsys.readouterr()
 
     Path("holiday/a.txt").write_text("mine")
-    assert run(*options)[0] == USAGE
-    assert run(*options, "--skip-existing")[0] == FAILED
+    assert run(*options)[0] == NOT_DONE
+    assert run(*options, "--skip-existing")[0] == SOME_FAILED
     assert Path("holiday/a.txt").read_text() == "mine"
 
     code, (_, line) = run("--in-place")  # the rows are of photos in another folder
-    assert code == FAILED
+    assert code == SOME_FAILED
     assert "set --images to the folder" in line
-    assert run()[0] == USAGE
+    assert run()[0] == NOT_DONE
 
 
 # --- tables of strangers ---
@@ -121,7 +121,7 @@ def test_a_stranger_writes_to_photos_of_the_folder_only(where, capsys) -> None:
     Path("rows.csv").write_text("\n".join(["image,caption", *(f"{row},evil" for row in rows)]))
     before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
 
-    assert main(["apply", "rows.csv", "--images", "holiday", *where]) == FAILED
+    assert main(["apply", "rows.csv", "--images", "holiday", *where]) == SOME_FAILED
 
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == len(names) + 1
@@ -149,7 +149,7 @@ def test_sidecars_are_not_written_through_links_and_pipes(kind, capsys) -> None:
     rows = "image,caption\na.jpg,one\nb.png,two\nc.jpg,three\nd.jpg,four\n"
     Path("rows.csv").write_text(rows)
     options = ["--images", "holiday", "--sidecar", kind, "--force"]
-    assert main(["apply", "rows.csv", *options]) == FAILED
+    assert main(["apply", "rows.csv", *options]) == SOME_FAILED
     assert capsys.readouterr().err.count("; move the ") == 3
     assert Path("victim").read_text() == "mine"
     assert not Path("created").exists()
@@ -188,4 +188,4 @@ def test_texts_of_people_are_neither_replaced_nor_removed(capsys) -> None:
     assert Path("holiday/sub/a.jpg").read_bytes() == other
     assert not Path("holiday/a.xmp").exists()
     assert read_description(Path("holiday/a.jpg.xmp").read_bytes()) == "by me"
-    assert main(["apply", "--remove", "holiday", "--in-place"]) == USAGE
+    assert main(["apply", "--remove", "holiday", "--in-place"]) == NOT_DONE

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from captioner import load, overlay
-from captioner.cli.main import FAILED, OK, main
+from captioner.cli.main import OK, SOME_FAILED, main
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_a_word_that_one_photo_lacks_does_not_stop_the_others(tiny, tmp_path, at
 
     code, _, err = attend(tiny.photos, "--only", word, to="out")
 
-    assert code == FAILED
+    assert code == SOME_FAILED
     drawn = {path.name.replace("_attention", "") for path in (tmp_path / "out").iterdir()}
     assert drawn == captions.keys() - missing
     assert all(f"{name}: {word!r} is not in the caption" in err for name in missing)
@@ -115,7 +115,7 @@ def test_a_folder_becomes_a_gallery(tiny, tmp_path, attend) -> None:
 
     code, printed, err = attend(tiny.photos, tmp_path / "broken.png", to="all.html")
 
-    assert (code, "broken.png" in err) == (FAILED, True)
+    assert (code, "broken.png" in err) == (SOME_FAILED, True)
     entries = data_of(tmp_path / "all.html")["entries"]
     lines = [f"{tiny.photos / e['title']}: {e['captions'][0]['text']}" for e in entries]
     assert [*lines, f"  saved as {tmp_path / 'all.html'}"] == printed.splitlines()

@@ -16,7 +16,7 @@ from PIL import Image
 from tiny_data import noise_photos, write_captions
 
 from captioner import load
-from captioner.cli.main import FAILED, OK, USAGE, main
+from captioner.cli.main import NOT_DONE, OK, SOME_FAILED, main
 from captioner.data.images import open_image
 from captioner.inference.captioner import Captioner
 from captioner.inference.folder import fingerprint
@@ -111,7 +111,7 @@ def test_calibrating_again_needs_force_and_gives_the_same(own, run, tmp_path) ->
     command = ("calibrate", "--model", model, *own.arguments)
 
     code, _, err = run(*command)
-    assert (code, "is already calibrated; add --force" in err) == (USAGE, True)
+    assert (code, "is already calibrated; add --force" in err) == (NOT_DONE, True)
     assert run(*command, "--force")[0] == OK
     assert (model / CONFIDENCE).read_bytes() == (own.calibrated / CONFIDENCE).read_bytes()
 
@@ -138,7 +138,7 @@ def test_judged_captions_take_the_place_of_references(own, model, run, tmp_path)
     assert report["groups"][""]["score"] == pytest.approx((60 + 59 * 0.75) / 119)
     assert run(*command, "--check")[0] == OK
     code, _, err = run("calibrate", "--check", "--model", model, *own.arguments)
-    assert (code, "fitted to judgements" in err) == (USAGE, True)
+    assert (code, "fitted to judgements" in err) == (NOT_DONE, True)
 
     for text in ("image,caption\n0.png,a\n", "image,caption,grade\n0.png,a,good\n", "caf\xe9\n"):
         table.write_text(text, encoding="latin-1")
@@ -156,7 +156,7 @@ def test_what_a_model_cannot_be_calibrated_with(own, model, run) -> None:
         (("--temperature", 1), "temperature is 1.0, but sampled captions"),
     ):
         code, _, err = run("calibrate", "--model", model, *own.arguments, *options)
-        assert code in (FAILED, USAGE)
+        assert code == NOT_DONE
         assert problem in err
         assert not (model / CONFIDENCE).exists()
 
@@ -228,7 +228,7 @@ def test_a_broken_photo_is_reported_and_skipped(own, model, run, tmp_path) -> No
         "calibrate", "--model", model, "--annotations", own.captions, "--images", photos
     )
 
-    assert (code, "7.png" in err, "119" in out) == (FAILED, True, True)
+    assert (code, "7.png" in err, "119" in out) == (SOME_FAILED, True, True)
     assert (model / CONFIDENCE).exists()
 
 
@@ -277,6 +277,6 @@ def test_unsure_captions_are_marked_left_out_or_hedged(caption) -> None:
 def test_options_without_a_confidence(caption, arguments, expected) -> None:
     code, _, error = caption("--min-confidence", 0.5, *arguments)
 
-    assert code == USAGE
+    assert code == NOT_DONE
     assert expected in error
     assert error.count("\n") == 1

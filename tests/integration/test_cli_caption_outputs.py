@@ -25,7 +25,7 @@ from tiny_data import noise_photos
 from captioner import load
 from captioner.cli import caption as caption_module
 from captioner.cli.journal import journal_path
-from captioner.cli.main import FAILED, INTERRUPTED, OK, USAGE
+from captioner.cli.main import INTERRUPTED, NOT_DONE, OK, SOME_FAILED
 from captioner.cli.rows import make_row
 from captioner.data import caption_store
 from captioner.data.folders import find_images
@@ -91,7 +91,7 @@ def test_a_run_killed_repeatedly_gives_the_same_file(
 ) -> None:
     """A killed process leaves the lines written so far; the last one may be incomplete."""
     arguments = (photos, "--batch-size", 3, "--num-captions", 2, "-o")
-    assert caption(*arguments, tmp_path / name)[0] == FAILED  # one photo is broken
+    assert caption(*arguments, tmp_path / name)[0] == SOME_FAILED  # one photo is broken
     expected = (tmp_path / name).read_bytes()
     (tmp_path / name).unlink()
     part, rng, kills = journal_path(tmp_path / name), random.Random(seed), 0
@@ -108,7 +108,7 @@ def test_a_run_killed_repeatedly_gives_the_same_file(
             part.write_bytes(kept[: len(kept) - rng.randint(0, 100)])
 
     assert kills >= 2
-    assert code == FAILED
+    assert code == SOME_FAILED
     assert "6.png" in err  # even if found by an earlier run
     assert (tmp_path / name).read_bytes() == expected
 
@@ -125,7 +125,7 @@ def test_how_to_continue_is_printed(photos, tmp_path, monkeypatch, caption) -> N
     ) in err
 
     code, _, err = caption(*arguments)  # by mistake, without --resume
-    assert code == USAGE
+    assert code == NOT_DONE
     assert "my captions.csv.resume contains 9 photos from an earlier run; add --resume" in err
 
 
@@ -157,10 +157,10 @@ def test_other_options_are_refused_by_name(interrupted, photos, caption) -> None
         (("--precision", "bf16"), "--precision was auto and is now bf16"),
     ):
         code, _, err = caption(photos, "-o", interrupted, "--resume", "--batch-size", 4, *option)
-        assert code == USAGE
+        assert code == NOT_DONE
         assert problem in err
     assert journal_path(interrupted).read_bytes() == before
-    assert caption(photos, "-o", interrupted, "--force")[0] == FAILED
+    assert caption(photos, "-o", interrupted, "--force")[0] == SOME_FAILED
     assert not journal_path(interrupted).exists()
 
 
@@ -170,11 +170,11 @@ def test_resume_does_not_overwrite_other_files(interrupted, photos, caption) -> 
 
     code, _, err = caption(*again)
 
-    assert code == USAGE
+    assert code == NOT_DONE
     assert "--force" in err
     assert interrupted.read_text() == "mine"
     code, _, err = caption(*again, "--force")
-    assert (code, "8 finished photos kept" in err) == (FAILED, True)
+    assert (code, "8 finished photos kept" in err) == (SOME_FAILED, True)
     assert interrupted.read_text() != "mine"
 
 
@@ -292,15 +292,15 @@ def test_other_files_are_not_continued(name, content, expected, *, tiny, tmp_pat
     target = tmp_path / name
     target.write_text(content)
     code, _, err = caption(tiny.photos, "-o", target, "--resume")
-    assert (code, expected in err, err.count("\n")) == (USAGE, True, 1)
+    assert (code, expected in err, err.count("\n")) == (NOT_DONE, True, 1)
     assert target.read_text() == content
 
 
 def test_a_photo_that_could_not_be_read_is_tried_again(tiny, photos, tmp_path, caption) -> None:
     arguments = (photos, "-o", tmp_path / "x.csv", "--resume")
-    assert caption(*arguments)[0] == FAILED
+    assert caption(*arguments)[0] == SOME_FAILED
     code, _, err = caption(*arguments)
-    assert code == FAILED
+    assert code == SOME_FAILED
     assert "6.png" in err
 
     shutil.copy(tiny.photos / "1.png", photos / "6.png")
@@ -344,7 +344,7 @@ def test_sidecars_are_replaced_only_with_force(album, caption) -> None:
     (album / "b.txt").write_text("mine")
 
     code, out, err = caption(album, "--sidecar", "txt")
-    assert (code, out) == (USAGE, "")
+    assert (code, out) == (NOT_DONE, "")
     assert "b.jpg already has a caption in" in err
     assert "add --existing skip to keep existing captions, or --existing replace" in err
     assert not (album / "a.txt").exists()
@@ -405,7 +405,7 @@ def test_text_in_another_encoding_stays(album, caption) -> None:
 
     code, out, err = caption(album, "--sidecar", "txt", "--existing", "append")
 
-    assert (code, len(printed(out))) == (FAILED, 4)
+    assert (code, len(printed(out))) == (SOME_FAILED, 4)
     assert "a.txt: the text is not encoded in UTF-8" in err
     assert (album / "a.txt").read_bytes() == b"caf\xe9"
 
@@ -428,7 +428,7 @@ def test_sidecars_and_a_list_in_one_run(album, tmp_path, caption) -> None:
     ("error", "expected"),
     [
         (KeyboardInterrupt(), INTERRUPTED),
-        (OSError(errno.ENOSPC, "No space left", "c.txt"), FAILED),
+        (OSError(errno.ENOSPC, "No space left", "c.txt"), NOT_DONE),
     ],
     ids=["interrupted", "full disk"],
 )
@@ -481,7 +481,7 @@ def test_photos_with_the_same_sidecar_are_refused(album, caption) -> None:
 
     code, _, err = caption(album, "--sidecar", "txt")
 
-    assert code == USAGE
+    assert code == NOT_DONE
     assert "would both go into" in err
 
 
@@ -496,17 +496,19 @@ def test_copies_have_the_description(album, tmp_path, caption) -> None:
 
     code, out, err = caption(album, "--recursive", "--embed", copies)
 
-    assert code == FAILED  # the GIF
+    assert code == SOME_FAILED  # the GIF
     assert "e.gif: descriptions can be embedded only in JPEG, PNG, WebP and TIFF; use" in err
     names = ["a.jpg", "b.jpg", "c.jpg", "d.png", "more/a.jpg"]
     assert sorted(str(p.relative_to(copies)) for p in copies.glob("**/*.*")) == names
     for name, text in printed(out).items():
         assert embedded_description((copies / name).read_bytes()) == text
     assert {path: path.read_bytes() for path in album.rglob("*.*")} == before
-    assert caption(album, "--embed", copies)[0] == USAGE  # they exist
-    assert caption(album, "--embed", album)[0] == USAGE
+    assert caption(album, "--embed", copies)[0] == NOT_DONE  # they exist
+    assert caption(album, "--embed", album)[0] == NOT_DONE
 
-    assert caption(copies / "more", "--embed", album / "more")[0] == USAGE  # it has a description
+    assert (
+        caption(copies / "more", "--embed", album / "more")[0] == NOT_DONE
+    )  # it has a description
     (album / "more" / "a.jpg").unlink()
     code, out, err = caption(copies / "more", "--embed", album / "more", "--skip-existing")
     assert (code, out) == (OK, "")
@@ -530,7 +532,7 @@ def test_originals_change_only_with_in_place(album, caption) -> None:
         assert embedded_description(path.read_bytes()) == printed(out)[path.name]
         assert Image.open(path).tobytes() == pixels[path.name]
     code, _, err = caption(album, "--in-place")
-    assert code == USAGE
+    assert code == NOT_DONE
     assert "already has a description by captioner; " in err
     assert caption(album, "--in-place", "--skip-existing")[1] == ""
 
@@ -551,7 +553,7 @@ def test_only_captions_of_captioner_are_replaced(album, caption) -> None:
     assert corrected.read_bytes() == before
     for name, text in printed(out).items():
         assert find_embedded((album / name).read_bytes())[:2] == (text, True)
-    assert caption(album, "--sidecar", "txt", "--existing", "replace-own")[0] == USAGE
+    assert caption(album, "--sidecar", "txt", "--existing", "replace-own")[0] == NOT_DONE
 
 
 def pixels_of(path: Path) -> bytes:
@@ -585,5 +587,5 @@ def test_a_name_that_is_too_long_costs_no_other_photo(album, caption) -> None:
     assert long.with_suffix(".xmp").is_file()
     again = ("--sidecar-name", "photo.jpg.xmp", "--force")
     code, out, err = caption(album, "--sidecar", "xmp", *again)
-    assert (code, len(printed(out))) == (FAILED, 5)
+    assert (code, len(printed(out))) == (SOME_FAILED, 5)
     assert err.count("File name too long") == 1

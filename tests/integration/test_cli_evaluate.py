@@ -16,7 +16,7 @@ import pytest
 from tiny_data import write_captions
 
 import captioner
-from captioner.cli.main import FAILED, OK, USAGE
+from captioner.cli.main import NOT_DONE, OK, SOME_FAILED
 from captioner.evaluation import api
 from captioner.evaluation.grounding import region_coverage
 from captioner.evaluation.references import count_frequencies
@@ -63,7 +63,7 @@ def written(path: Path, content: object) -> Path:
 
 def test_a_report_is_printed_and_written(tiny, scored, tmp_path, run) -> None:
     target = tmp_path / "new folder" / "report.json"
-    assert run("evaluate", *scored, "-o", target)[0] == USAGE  # no folder is created silently
+    assert run("evaluate", *scored, "-o", target)[0] == NOT_DONE  # no folder is created silently
     target.parent.mkdir()
 
     code, out, err = run("evaluate", *scored, "-o", target)
@@ -155,7 +155,7 @@ def test_an_unreadable_photo_is_named_and_counted(tiny, tmp_path, run) -> None:
     code, _, err = run("evaluate", *arguments, "--instances", tiny.instances, "-o", target)
 
     (line,) = err.splitlines()
-    assert (code, "3.png" in line) == (FAILED, True)
+    assert (code, "3.png" in line) == (SOME_FAILED, True)
     report = json.loads(target.read_text())
     assert [one["image_id"] for one in report["per_image"]] == [1, 2, 4]
     assert report["images_without_caption"] == 1
@@ -192,7 +192,7 @@ def test_inconsistent_image_ids_are_refused(tiny, captioned, tmp_path, run) -> N
 
     given = ("--instances", instances, "--annotations", tiny.captions)
     code, out, err = run("evaluate", *captioned, *given)
-    assert (code, out, err.count("\n")) == (FAILED, "", 1)
+    assert (code, out, err.count("\n")) == (NOT_DONE, "", 1)
     assert "1.png" in err
     assert "4.png" in err
 
@@ -252,7 +252,7 @@ def test_attention_is_measured_in_boxes_of_phrases(tiny, captioned, tmp_path, ru
 
     stranger = written(tmp_path / "stranger.json", {"other.png": entries["other.png"]})
     code, _, err = run("evaluate", *captioned, "--phrases", stranger)
-    assert (code, err.count("\n")) == (FAILED, 1)
+    assert (code, err.count("\n")) == (NOT_DONE, 1)
     assert "has no phrases for the photos in" in err
 
 
@@ -267,7 +267,7 @@ def test_missing_java_is_an_error_before_photos_are_captioned(
 
     code, _, err = run("evaluate", "--annotations", tiny.captions, *captioned, "--meteor")
 
-    assert (code, err.count("\n")) == (USAGE, 1)
+    assert (code, err.count("\n")) == (NOT_DONE, 1)
     assert "but no java program is on the PATH; install Java, or leave out" in err
 
 
@@ -280,7 +280,7 @@ def test_a_failing_java_skips_meteor(scored, tmp_path, monkeypatch, run) -> None
     code, out, err = run("evaluate", *scored, "--meteor", "-o", target)
 
     (line,) = err.splitlines()
-    assert (code, "CIDEr" in out) == (FAILED, True)
+    assert (code, "CIDEr" in out) == (SOME_FAILED, True)
     assert line.endswith("; continuing with the other metrics")
     report = json.loads(target.read_text())
     assert list(report["metrics"]) == METRICS

@@ -13,7 +13,7 @@ import torch
 import yaml
 from tiny_data import run_settings, write_captions
 
-from captioner.cli.main import FAILED, INTERRUPTED, OK
+from captioner.cli.main import INTERRUPTED, NOT_DONE, OK, SOME_FAILED
 from captioner.data.features import HEADER, INDEX, RECORD, ROWS, FeatureCache, feature_fingerprint
 from captioner.data.images import open_image
 from captioner.training.config import build_config
@@ -98,7 +98,7 @@ def test_a_full_disk_is_reported_before_encoding(prepared, tmp_path, monkeypatch
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10_000, 0, 10_000))
 
     code, out, err = prepared("f", "--dtype", "float32")
-    assert (code, out) == (FAILED, "")
+    assert (code, out) == (NOT_DONE, "")
     assert "needs 10,752 bytes, but only 10,000 are free" in err
     assert not (tmp_path / "f").exists()
     assert prepared("f", "--dtype", "bfloat16")[0] == OK
@@ -122,11 +122,11 @@ def broken(tmp_path: Path, config: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("broken")
 def test_the_folder_is_that_of_the_plain_command(prepared, command, on_ray, tmp_path) -> None:
-    assert prepared("plain", *SAME)[0] == FAILED  # one photo is broken
+    assert prepared("plain", *SAME)[0] == SOME_FAILED  # one photo is broken
 
     code, _, err = on_ray(*command("ray", *RAY))
 
-    assert code == FAILED, err
+    assert code == SOME_FAILED, err
     [warning] = [line for line in err.splitlines() if "skipped" in line]
     assert "2.png: the file is not a supported image" in warning
     assert contents_of(tmp_path / "ray") == contents_of(tmp_path / "plain")
@@ -134,12 +134,12 @@ def test_the_folder_is_that_of_the_plain_command(prepared, command, on_ray, tmp_
 
 @pytest.mark.usefixtures("broken")
 def test_an_interrupted_job_is_continued_by_either_engine(prepared, tmp_path, workers_here) -> None:
-    assert prepared("plain", *SAME)[0] == FAILED
+    assert prepared("plain", *SAME)[0] == SOME_FAILED
     workers_here.stop_after = 1
     assert prepared("f", *RAY)[0] == INTERRUPTED
     assert (tmp_path / "f" / INDEX).stat().st_size == 2 * RECORD.itemsize
 
-    assert prepared("f", *SAME)[0] == FAILED
+    assert prepared("f", *SAME)[0] == SOME_FAILED
 
     assert contents_of(tmp_path / "f") == contents_of(tmp_path / "plain")
 
@@ -159,6 +159,6 @@ def test_an_encoder_that_differs_on_a_machine_stops_the_job(
 
     monkeypatch.setattr(features, "open_feature_encoder", other)
     code, _, err = prepared("f", *RAY)
-    assert code == FAILED
+    assert code == NOT_DONE
     assert "has a different encoder from the machine that started the job (" in err
     assert sorted(contents_of(tmp_path / "f")) == [ROWS, INDEX, HEADER]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from captioner.cli import attend as attend_module
-from captioner.cli.main import FAILED, INTERRUPTED, OK, USAGE
+from captioner.cli.main import INTERRUPTED, NOT_DONE, OK, SOME_FAILED
 
 Run = Callable[..., tuple[int, list[str], list[str]]]
 ALL = [f"holiday/{n}.png" for n in (1, 2, 3, 4)]
@@ -78,7 +78,7 @@ def test_photos_that_cannot_be_decoded_make_the_command_fail(folder, caption, mo
 
     code, photos, notes = caption("holiday")
 
-    assert (code, photos) == (FAILED, ALL)
+    assert (code, photos) == (SOME_FAILED, ALL)
     assert sorted(note.partition(":")[2].partition(":")[0] for note in notes) == [
         " skipped 1 camera RAW file next to a photo of the same name",
         " skipped 1 photo (1 .jxl)",
@@ -92,7 +92,7 @@ def test_a_pipe_costs_no_photo(folder, caption):
     os.mkfifo(folder / "holiday" / "pipe.jpg")
     for options in ((), ("--in-place",)):
         code, photos, (problem, *_) = caption("holiday", *options)
-        assert (code, photos) == (FAILED, ALL)
+        assert (code, photos) == (SOME_FAILED, ALL)
         assert "pipe.jpg: the path is a pipe, socket or device" in problem
 
 
@@ -105,7 +105,7 @@ def test_names_of_all_characters(folder, caption):
     code, photos, (problem, _) = caption(".")
 
     escaped = [r"\x9b2J.png", "a собака.png", r"bad\udcff.png", r"new\nline.png"]
-    assert (code, sorted(photos)) == (FAILED, [*escaped, r"red\x1b[31m.png"])
+    assert (code, sorted(photos)) == (SOME_FAILED, [*escaped, r"red\x1b[31m.png"])
     assert r"\x1b[2Jempty.png" in problem
     assert "\x1b" not in problem
 
@@ -136,18 +136,18 @@ def test_invalid_names_in_a_list_are_reported_with_their_line(folder, caption):
 
     code, photos, notes = caption("--from-file", "list.txt")
 
-    assert (code, photos) == (FAILED, ["holiday/1.png"])
+    assert (code, photos) == (SOME_FAILED, ["holiday/1.png"])
     names = ("list.txt:1: nowhere.jpg", "list.txt:4: https://a.b/c.jpg", "list.txt:5: ./-")
     assert all(note.startswith(f"captioner: {n}: ") for n, note in zip(names, notes, strict=True))
 
 
 def test_patterns_are_expanded_and_photos_captioned_once(folder, caption):
     problem = "captioner: holiday/*.jpg matches no files; check the pattern and the folder"
-    assert caption("holiday/*.png", "holiday/*.jpg") == (FAILED, ALL, [problem])
+    assert caption("holiday/*.png", "holiday/*.jpg") == (SOME_FAILED, ALL, [problem])
     assert caption("holiday", "holiday/1.png", "./holiday/2.png") == (OK, ALL, [])
     (folder / "-dash.png").touch()
     code, _, (problem,) = caption("-dash.png")
-    assert (code, "write ./-dash.png" in problem) == (USAGE, True)
+    assert (code, "write ./-dash.png" in problem) == (NOT_DONE, True)
 
 
 # --- attend: where pictures go -------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_pictures_are_saved_beside_their_photos_and_are_no_photos(folder, attend
     assert attend("holiday/1.png") == (OK, ["holiday/1.png"], [])
     assert pictures(folder) == ["holiday/1_attention.png"]
     code, _, (problem,) = attend("holiday/1.png")  # never overwritten
-    assert (code, "holiday/1_attention.png exists; add --force" in problem) == (USAGE, True)
+    assert (code, "holiday/1_attention.png exists; add --force" in problem) == (NOT_DONE, True)
     assert attend("holiday/1.png", "--force", "--format", "html")[0] == OK
     assert pictures(folder) == ["holiday/1_attention.html", "holiday/1_attention.png"]
 

@@ -19,7 +19,7 @@ import psutil
 import pytest
 from tiny_data import noise_photos
 
-from captioner.cli.main import FAILED, INTERRUPTED, USAGE, main
+from captioner.cli.main import INTERRUPTED, NOT_DONE, SOME_FAILED, main
 
 pytest.importorskip("ray")
 pa = pytest.importorskip("pyarrow")
@@ -86,7 +86,7 @@ def test_captions_equal_the_plain_command_s(photos, tiny, on_ray, tmp_path, monk
     code, printed, err = on_ray(*command(tiny.model, "photos", workers=2), *options)
 
     rows = read_rows(out)
-    assert (code, printed) == (FAILED, ""), err
+    assert (code, printed) == (SOME_FAILED, ""), err
     assert f'{out}: 23 photos in 3 parts; 1 failed (rows with "error")' in err
     assert "part-00000.jsonl: photos/7.png: " in err
     assert [row["image"] for row in rows] == [f"photos/{number}.png" for number in range(PHOTOS)]
@@ -120,26 +120,26 @@ def test_an_interrupted_job_is_continued(photos, tiny, caption, tmp_path, worker
         (("--model", tiny.twin), "--model was"),
     ):
         code, _, err = caption(*changed, *same, "--resume")
-        assert (code, problem in err) == (USAGE, True), err
+        assert (code, problem in err) == (NOT_DONE, True), err
 
     workers_here.stop_after = None
-    assert caption(*same, "--resume")[0] == FAILED  # one photo is broken
+    assert caption(*same, "--resume")[0] == SOME_FAILED  # one photo is broken
     rows = read_rows(out)
     assert [row for row in rows if "error" not in row] == expected
     assert (out / "part-00000.jsonl").stat().st_mtime_ns == first
     code, _, err = caption(*same, "--resume")
     assert (code, err) == (
-        FAILED,
+        SOME_FAILED,
         f"captioner: {out} is already complete; to caption the photos again, add --force\n",
     )
-    assert caption(*same, "--resume", "--num-captions", 2)[0] == USAGE
+    assert caption(*same, "--resume", "--num-captions", 2)[0] == NOT_DONE
     [new] = noise_photos(tmp_path / "new", ["new.png"])
     code, _, err = caption(new, *same, "--resume")  # the folder and one more
-    assert code == FAILED
+    assert code == SOME_FAILED
     assert f"{out}: 24 photos in 4 parts; 1 failed" in err
     assert read_rows(out) == [*rows, *plain_rows(tiny.model, new)]
 
-    assert caption(*same, "--force", "--format", "parquet")[0] == FAILED
+    assert caption(*same, "--force", "--format", "parquet")[0] == SOME_FAILED
     assert read_rows(out) == rows
     assert not list(out.glob("*.jsonl"))
 
@@ -153,7 +153,7 @@ def test_tables_and_lists(photos, tiny, caption, tmp_path) -> None:
 
     code, _, err = caption(*given, "-o", tmp_path / "out")
 
-    assert code == FAILED, err
+    assert code == SOME_FAILED, err
     first, second, third = read_rows(tmp_path / "out")
     assert [row["image"] for row in (first, second)] == ["one", str(photos / "1.png")]
     assert first["captions"] == second["captions"]
@@ -181,7 +181,7 @@ def test_object_storage(  # noqa: PLR0917
     assert (code, "1 of 3 output files are finished" in err) == (INTERRUPTED, True)
     first = fs.info(f"{folder}/part-00000.jsonl")["LastModified"]
     workers_here.stop_after = None
-    assert caption(*same, "--resume")[0] == FAILED  # two photos fail
+    assert caption(*same, "--resume")[0] == SOME_FAILED  # two photos fail
 
     fs.invalidate_cache()
     parts = sorted(name for name in fs.ls(folder, detail=False) if "/part-" in name)
@@ -263,7 +263,7 @@ def test_kills_lose_and_repeat_nothing(photos, tiny, tmp_path) -> None:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
 
-    assert driver.returncode == FAILED, err  # one photo is broken
+    assert driver.returncode == SOME_FAILED, err  # one photo is broken
     rows = read_rows(out)
     assert Counter(row["image"] for row in rows) == Counter(str(one) for one in photos.iterdir())
     assert texts(row for row in rows if "error" not in row) == texts(plain_rows(tiny.model, photos))
@@ -298,7 +298,7 @@ def test_a_photo_that_kills_every_worker_ends_the_job(photos, tiny, on_ray, tmp_
     options = ("-o", out, "--part-photos", "12")
     code, _, err = on_ray(*command(tiny.model, photos), *options, before=FATAL_PHOTO)
 
-    assert code == FAILED, err
+    assert code == NOT_DONE, err
     assert "workers died more than 1 times on one part" in err
     assert "of 2 output files are finished; to continue, run the same command" in err
     assert not (out / "part-00001.jsonl").exists()

@@ -20,7 +20,7 @@ import pytest
 from pages import ROOT, examples, read
 from PIL import Image
 
-from captioner.cli.main import OK, USAGE, main
+from captioner.cli.main import NOT_DONE, OK, main
 from captioner.inference.captioner import load
 from captioner.model.preprocessing import Preprocessing
 from captioner.serving.site.onnxruntime_web import FILES
@@ -88,7 +88,7 @@ def test_what_needs_torch_is_one_line_where_it_is_missing(tiny, exported) -> Non
     ):
         done = run_without_torch(*arguments)
 
-        assert done.returncode == USAGE, done.stderr
+        assert done.returncode == NOT_DONE, done.stderr
         assert problem in done.stderr.splitlines()[-1]
         assert "Traceback" not in done.stderr
 
@@ -182,7 +182,7 @@ def test_the_program_of_the_page_captions(resize, exported, tmp_path, monkeypatc
     ],
 )
 def test_an_exported_folder_is_not_exported_again(exported, tmp_path, capsys, options, problem):
-    assert main(["export", str(exported), "-o", str(tmp_path / "new"), *options]) == USAGE
+    assert main(["export", str(exported), "-o", str(tmp_path / "new"), *options]) == NOT_DONE
     assert problem in capsys.readouterr().err
 
 

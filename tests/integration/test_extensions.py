@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from captioner.cli.main import FAILED, main
+from captioner.cli.main import NOT_DONE, main
 
 PACKAGE = '''
 import torch
@@ -97,6 +97,6 @@ def test_a_package_adds_a_scorer_and_an_encoder(
         {"kind": "scorer", "name": "halves", **record},
     ]
 
-    assert main(["caption", photo, "--model", "run/best"]) == FAILED  # without the package
+    assert main(["caption", photo, "--model", "run/best"]) == NOT_DONE  # without the package
     [line] = capsys.readouterr().err.splitlines()
     assert "acme-captioner" in line

@@ -17,7 +17,7 @@ from tiny_data import contents
 
 import captioner
 from captioner.cli import train
-from captioner.cli.main import FAILED, OK, USAGE
+from captioner.cli.main import NOT_DONE, OK
 from captioner.errors import ConfigError, ModelError
 from captioner.inference import hub as hub_module
 from captioner.inference.names import SHIPPED_MODEL, WEIGHTS
@@ -148,7 +148,7 @@ def test_what_is_refused(command, name, message, *, hub, model, run):
     given = [PHOTO, "--model"] if command == "caption" else [model]
     code, _, err = run(*command.split(), *given, name)
 
-    assert code in (FAILED, USAGE)
+    assert code == NOT_DONE
     [line] = err.splitlines()
     assert line.startswith(f"captioner: {message}")
     assert [len(repo.messages) for repo in hub.repos.values()] == [1, 1]  # nothing is pushed
@@ -171,7 +171,7 @@ def test_a_hub_that_refuses(status, problem, hub, model, run):
     for command in (("caption", PHOTO, "--model", "hf:me/new"), ("push", model, "hf:me/new")):
         code, _, err = run(*command)
         [line] = err.splitlines()
-        assert code == FAILED
+        assert code == NOT_DONE
         assert line.startswith(f"captioner: hf:me/new: {problem}")
     if status == 503:
         assert said("hf:me/pets") == before
@@ -228,7 +228,7 @@ def test_an_edited_card_is_kept(hub, model, run):
 
     for option in (("--picture", PHOTO), ("--report", "report.json")):
         code, _, err = run("push", model, "hf:me/pets", *option)
-        assert (code, "README.md was edited" in err) == (USAGE, True)
+        assert (code, "README.md was edited" in err) == (NOT_DONE, True)
 
 
 # --- the page ------------------------------------------------------------------------------------

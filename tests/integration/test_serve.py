@@ -17,7 +17,7 @@ import pytest
 from pages import ROOT
 
 from captioner.cli.arguments import unknown_variables
-from captioner.cli.main import FAILED, INTERRUPTED, OK, main, parser_of
+from captioner.cli.main import INTERRUPTED, NOT_DONE, OK, main, parser_of
 from captioner.cli.serve import open_port
 from captioner.errors import ConfigError
 from captioner.serving.options import ServeOptions
@@ -188,10 +188,10 @@ def metrics(server: SimpleNamespace) -> str:
 def test_port_in_use_fails_before_the_model_is_loaded(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert main(["serve", "--port", str(port), "--model", "missing"]) == FAILED
+        assert main(["serve", "--port", str(port), "--model", "missing"]) == NOT_DONE
     err = capsys.readouterr().err
     assert err.startswith(f"captioner: the server cannot listen on port {port} of 127.0.0.1: ")
-    assert main(["serve", "--host", "nowhere.invalid"]) == FAILED
+    assert main(["serve", "--host", "nowhere.invalid"]) == NOT_DONE
     assert "nowhere.invalid" in capsys.readouterr().err
 
 

@@ -17,7 +17,7 @@ import pytest
 import captioner
 from captioner.cli import train
 from captioner.cli.arguments import Parser, flag
-from captioner.cli.main import COMMANDS, USAGE, main, parser_of
+from captioner.cli.main import COMMANDS, NOT_DONE, main, parser_of
 from captioner.options import TrainConfig
 from captioner.schema import OptionField, option_fields
 
@@ -146,7 +146,7 @@ ERRORS = [
 
 @pytest.mark.parametrize(("line", "expected"), ERRORS)
 def test_usage_errors_are_one_line_that_names_the_option(line, expected, capsys) -> None:
-    assert main(line.split()) == USAGE
+    assert main(line.split()) == NOT_DONE
     out, err = capsys.readouterr()
     assert out == ""
     assert expected in err

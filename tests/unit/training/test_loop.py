@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from captioner.cli.main import FAILED, main
+from captioner.cli.main import SOME_FAILED, main
 from captioner.data.coco import read_captions
 from captioner.errors import CheckpointError, ImageError
 from captioner.evaluation.references import DocumentFrequencies, count_frequencies
@@ -350,7 +350,7 @@ def test_a_validation_photo_without_features_fails_before_training(
     path, features = tmp_path / "config.json", str(tmp_path / "features")
     path.write_text(json.dumps(asdict(config)))
     options = ["-o", features, "--dtype", "float32", "--batch-size", "1"]
-    assert main(["prepare", "features", str(path), *options]) == FAILED
+    assert main(["prepare", "features", str(path), *options]) == SOME_FAILED
     config.data.features = features
     with pytest.raises(
         ImageError, match=r"gray\.png was unreadable when its features were computed"
