@@ -248,9 +248,9 @@ class DecoderConfig(Checked):
     training. 0: no dropout."""
     attention: str = "additive"
     """Choose the attention mechanism. additive, general, dot, another score in docs/attention.md,
-    or a registered scorer: one map per word. multi_head: several maps per word, one per head.
-    fixed: the same vector at every word, without attention. fixed_at_start: the photo only sets the
-    first state of the LSTM, without attention."""
+    or a registered scorer: one map per word. multi_head: several heads, so that each map is the
+    mean over the heads. fixed: the same vector at every word, without attention. fixed_at_start:
+    the photo only sets the first state of the LSTM, without attention."""
     query: Literal["hidden", "self", "mean"] = "hidden"
     """Choose the query, which attention compares with each region. hidden: the LSTM's hidden state.
     self: the region itself. mean: the mean of all regions. With self and mean, the map is the same
@@ -290,7 +290,7 @@ class FaithfulnessOptions(Checked):
     level: Literal["both", "grid", "pixels"] = "both"
     """Choose what is deleted and inserted. grid: the encoder's features of the regions, which is
     fast. pixels: the regions of the photo, which takes about 60 runs of the encoder per word with 5
-    steps. both: measure with both."""
+    steps. both: measure both ways."""
 
 
 class Role(enum.Enum):

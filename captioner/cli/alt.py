@@ -30,7 +30,7 @@ class AltOptions(ModelOptions):
     """
 
     site: Annotated[str, Shown("SITE_FOLDER", positional=True)]
-    """Folder of the finished site, with its .html and .htm files."""
+    """Process the .html and .htm files of the finished site in this folder."""
     output: Annotated[str, Shown("FILE.csv", ("-o", "--output"))] = "alt.csv"
     """Write the review table to this file, and the review page next to it. The file must be outside
     the site folder, because the site is published."""

@@ -25,15 +25,16 @@ class ApplyOptions(ColumnOptions, SidecarOptions):
     """
 
     captions: Annotated[list[str], Shown("CAPTIONS.csv", positional=True), ALSO_REMOVES]
-    """A CSV or JSON Lines file with the columns image and caption. If a photo has several captions,
-    the first is written. With --remove, pass photos, or folders (including subfolders) instead."""
+    """Read captions from this CSV or JSON Lines file, which has the columns image and caption. If a
+    photo has several captions, the first is written. With --remove, pass photos or folders instead.
+    Subfolders are included."""
     images: Folder | None = None
     """Look for the photos in this folder (default: the folder of the file, or the current folder).
     Photo names that lead outside this folder are rejected."""
     force: bool = False
     """Replace existing captions."""
     remove: Annotated[bool, ALSO_REMOVES] = False
-    """Remove the captions and keywords that captioner wrote, from photos and XMP sidecars. Texts
+    """Remove the captions and keywords that captioner wrote from photos and XMP sidecars. Texts
     that people wrote or changed are kept."""
 
 

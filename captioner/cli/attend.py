@@ -59,16 +59,16 @@ class ShownCaptions:
     """Captions."""
 
     words: list[str] = field(default_factory=list)
-    """Show the attention for this caption of your own. Repeat the option to show several captions.
-    """
+    """Show the attention for a caption of your own instead of the model's caption. Repeat the
+    option to show several captions."""
     compare: Annotated[list[ModelName], OnlyFor((Figure, Page))] = field(default_factory=list)
-    """Show the caption by this model too, below the caption by --model. Repeat the option to
+    """Also show the caption by this model, below the caption by --model. Repeat the option to
     compare several models."""
     method: list[ExplanationMethod] = field(default_factory=list)
     """Choose how the maps are computed (default: attention). attention_gate: attention times the
-    gate of the word. occlusion: the drop in the word's log-probability when a region is hidden.
-    gradient_input and grad_cam estimate this effect from gradients. Repeat the option to show
-    several methods below each other."""
+    gate, the weight of the photo for the word (0 to 1). occlusion: the drop in the word's
+    log-probability when a region is hidden. gradient_input, grad_cam: estimates of this drop from
+    gradients. Repeat the option to show several methods below each other."""
     alternatives: Annotated[int, Interval(ge=0, le=50), OnlyFor((Figure, Page))] | None = None
     """Show this many of the most probable words at each position (default: 5 in pages, 0 in
     figures)."""

@@ -26,19 +26,20 @@ class ExportOptions:
     """
 
     model: Annotated[str, Shown("MODEL", positional=True)] | None = None
-    """Export this model folder or run folder (default: the shipped model). With --web, an exported
-    folder is supported too."""
+    """Export this model folder or run folder (default: the shipped model). With --web, you can also
+    pass an exported folder."""
     output: Annotated[str, Shown("FOLDER", ("-o", "--output"))]
     """Write to this folder."""
     force: bool = False
     """Replace an existing folder."""
     int8: bool = False
-    """Write 8-bit graphs. They are faster than float32 graphs and a quarter of their size. Captions
-    differ slightly. Needs --calibration."""
+    """Write 8-bit graphs, which have a quarter of the size of float32 graphs. They are faster on
+    processors with 8-bit instructions, such as AVX-512 VNNI. Captions differ slightly. Needs
+    --calibration."""
     calibration: list[Annotated[str, Shown("PHOTOS")]] = field(default_factory=list)
     """Measure the value ranges for --int8 on these photos (files or folders). Use a few hundred
-    photos similar to the photos you will caption, but none that you evaluate on. Repeat the option
-    to add several files or folders."""
+    photos that resemble the photos you will caption, but none that you evaluate on. Repeat the
+    option to add files or folders."""
     web: bool = False
     """Write a static site that captions photos in the browser. With --int8, the site is small
     enough for phones."""

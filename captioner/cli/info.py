@@ -27,7 +27,7 @@ class InfoOptions:
     """Show this model: a model folder, a run folder, or hf:user/name[@revision] on the Hugging Face
     hub (default: the shipped model)."""
     card: bool = False
-    """Print the model card too."""
+    """Also print the model card."""
     format: Literal["text", "json"] = "text"
     """Choose the output. text: the main facts. json: all facts."""
 

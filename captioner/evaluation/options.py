@@ -201,7 +201,7 @@ class CalibrateOptions(DeviceOptions):
     --annotations. Repeat the option for several files."""
     threshold: Annotated[float, Interval(gt=0, lt=10)] = 0.5
     """Count a caption as right if its CIDEr-D (0 to 10) is at least this value (default: 0.5, which
-    reports show as 50 points)."""
+    is 50 points)."""
     check: bool = False
     """Measure the calibration that the model already has, and do not fit a new one. --model is then
     optional (default: the shipped model)."""

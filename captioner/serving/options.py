@@ -159,8 +159,8 @@ class WordOptions:
     """Return this many of the most probable words at each position. 0: return none."""
     method: ExplanationMethod = "attention"
     """Choose how the maps are computed. attention: the attention weights. attention_gate: attention
-    times the word's gate, which measures how much the word depends on the photo. gradient_input,
-    grad_cam and occlusion: the effect of each region on the word's log-probability."""
+    times the gate, the weight of the photo for the word (0 to 1). gradient_input, grad_cam and
+    occlusion: the effect of each region on the word's log-probability."""
 
 
 @dataclass(frozen=True, kw_only=True)
