@@ -151,21 +151,41 @@ def require_space(folder: Path, needed: int) -> int:
     return free
 
 
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+"""Errors of file systems that do not support locks."""
+
+
 @contextmanager
-def write_lock(path: str | Path) -> Iterator[None]:
+def write_lock(
+    path: str | Path, *, create: bool = False, name: str | Path | None = None
+) -> Iterator[None]:
     """Lock a file or folder during the block. Other processes that try to lock it get an error.
+
+    The system releases the lock when the process ends, even if the process is killed. If the file
+    system does not support locks, nothing is locked.
+
+    Args:
+        path: The file or folder.
+        create: Lock a file, and create it if it does not exist.
+        name: The name for the error message (default: the path).
 
     Raises:
         DataError: Another process has locked the file or folder.
     """
-    descriptor = os.open(path, os.O_RDONLY)
+    # NFS requires write access for locks, but folders can only be opened for reading.
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT if create else os.O_RDONLY, 0o666)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DataError(
+                f"another process is writing to {name or path}; wait until it ends, or choose "
+                "another name"
+            ) from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
         yield
-    except BlockingIOError as error:
-        raise DataError(
-            f"another process is writing to {path}; wait until it ends, or choose another name"
-        ) from error
     finally:
         os.close(descriptor)
 

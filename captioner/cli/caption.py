@@ -257,12 +257,12 @@ def _photo_rows(
     bar = photo_bar(results, shown=len(names) > 1, total=len(names))
     for name, result in zip(names.values(), bar, strict=True):
         if result.error is not None:
-            yield {"error": str(result.error)}
+            yield {"image": name, "error": str(result.error)}
         elif not result.captions[0].words:
             problem = (
                 "the model wrote an empty caption; add --min-length 1, or train the model longer"
             )
-            yield {"error": f"{name}: {problem}"}
+            yield {"image": name, "error": f"{name}: {problem}"}
         else:
             yield make_row(name, result.captions, wording)
 
@@ -287,26 +287,29 @@ def _write(
     rows: Iterable[Row],
     min_confidence: float | None,
 ) -> tuple[int, int]:
-    """Write captions to the file, and errors to standard error.
+    """Write captions to the file, and errors to standard error and to formats that have them.
 
     Returns:
         The number of failed photos, and the number of written captions.
     """
     failed, unsure, written = 0, 0, 0
 
-    def succeeded() -> Iterator[Row]:
+    def counting() -> Iterator[Row]:
+        """Yield the rows to write, and count them."""
         nonlocal failed, unsure, written
         for row in rows:
             if "error" in row:
                 failed += 1
                 warn(row["error"])
+                if kind.has_errors:
+                    yield {"image": row["image"], "captions": [], "error": row["error"]}
                 continue
             found = len(row.get("captions", [row]))  # a row that is kept as it is
             unsure += not found
             written += found
             yield row
 
-    kind.write(file, succeeded())
+    kind.write(file, counting())
     if unsure:
         warn(
             f"{counted(unsure, 'caption')} left out, because the confidence is below "

@@ -37,6 +37,8 @@ class CaptionFormat:
     one_caption = False
     """True if the format stores a single caption per photo, without keywords or marks for unsure
     captions."""
+    has_errors = False
+    """True if photos that failed have a row with their error."""
     medium: Literal["photos", "videos"] | None = None
     """The only kind of input that the format supports, or None if it supports both."""
 
@@ -92,23 +94,25 @@ class _Text(CaptionFormat):
 
 class _Json(CaptionFormat):
     name, extension = "json", ".json"
+    has_errors = True
 
     def write(self, file: IO[str], rows: Iterable[Row]) -> None:
         _write_list(file, (row.get("kept", row) for row in rows))
 
     def read(self, text: str, names: Iterable[Name]) -> Iterator[Row]:  # noqa: ARG002
-        return map(_kept_json, json.loads(text))
+        return _kept_json(json.loads(text))
 
 
 class _JsonLines(CaptionFormat):
     name, extension = "jsonl", ".jsonl"
+    has_errors = True
 
     def write(self, file: IO[str], rows: Iterable[Row]) -> None:
         for row in rows:
             print(json.dumps(row.get("kept", row), ensure_ascii=False), file=file, flush=True)
 
     def read(self, text: str, names: Iterable[Name]) -> Iterator[Row]:  # noqa: ARG002
-        return (_kept_json(json.loads(line)) for line in text.split("\n") if line.strip())
+        return _kept_json(json.loads(line) for line in text.split("\n") if line.strip())
 
 
 class _Csv(CaptionFormat):
@@ -250,9 +254,12 @@ def _keywords(caption: Row) -> str:
     return ", ".join(keyword["word"] for keyword in caption.get("keywords", ()))
 
 
-def _kept_json(photo: Any) -> Row:
-    first = photo["captions"][0]["text"] if photo["captions"] else ""
-    return {"image": photo["image"], "text": first, "kept": photo}
+def _kept_json(photos: Iterable[Any]) -> Iterator[Row]:
+    """Yield the rows to keep from JSON data. Photos that failed are left out and tried again."""
+    for photo in photos:
+        first = photo["captions"][0]["text"] if photo["captions"] else ""
+        if photo["captions"] or "error" not in photo:
+            yield {"image": photo["image"], "text": first, "kept": photo}
 
 
 def _write_list(file: IO[str], values: Iterable[Any]) -> None:

@@ -11,6 +11,9 @@ The size (bytes) and the modification time (ns) show whether a photo or FILE has
 incomplete last line, left by a killed process, is ignored. If the user has corrected FILE, its rows
 are kept unchanged (see `cli.caption_formats`), and the journal stores their captions as {"text":
 ...}.
+
+Each run locks its journal, so that two runs cannot write FILE at the same time. The journal of a
+killed run is not locked.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from captioner.cli.caption_formats import CaptionFormat, read_rows
 from captioner.cli.console import hint, warn
 from captioner.cli.rows import Name, Row
 from captioner.errors import ConfigError
-from captioner.files import atomic_write, check_same, named_after
+from captioner.files import atomic_write, check_same, named_after, write_lock
 from captioner.messages import counted, first_of
 
 
@@ -66,7 +69,34 @@ def continued(
     Raises:
         ConfigError: An earlier run finished some photos, and neither ``resume`` nor ``force`` is
             true, or the earlier run had different settings.
+        DataError: Another process is writing the file.
     """
+    path = journal_path(target)
+    with write_lock(path, create=True, name=target):
+        try:
+            with _continued(
+                target, names, captioned, settings, kind=kind, resume=resume, force=force
+            ) as rows:
+                yield rows
+        except BaseException:
+            with suppress(FileNotFoundError):
+                if not path.stat().st_size:  # it was only created to be locked
+                    path.unlink()
+            raise
+
+
+@contextmanager
+def _continued(
+    target: Path,
+    names: Mapping[Path, Name],
+    captioned: Callable[[Sequence[Path]], Iterator[Row]],
+    settings: dict[str, Any],
+    *,
+    kind: CaptionFormat,
+    resume: bool,
+    force: bool,
+) -> Iterator[Iterator[Row]]:
+    """Do the work of `continued` while the journal is locked."""
     path, settings = journal_path(target), json.loads(json.dumps(settings))
     known, written, corrected = _read(target, settings, resume=resume, force=force)
     stamps = {photo: _stamp(photo) for photo in names}  # before they are read
@@ -112,7 +142,12 @@ def continued(
     state = {"corrected": True} if rows else {}
     lines = [settings, ["", written, state], *([name, *found] for name, found in known.items())]
     atomic_write(path, "".join(json.dumps(line) + "\n" for line in lines))
-    with named_after(path), path.open("a", encoding="utf-8") as file:
+    # The write has replaced the locked file, so the new file is locked too.
+    with (
+        named_after(path),
+        write_lock(path, create=True, name=target),
+        path.open("a", encoding="utf-8") as file,
+    ):
         try:
             with hint(progress, "with --resume"):
                 yield all_rows()
@@ -121,8 +156,8 @@ def continued(
                 path.unlink()
             raise
         append("", _stamp(target), state)
-    if not resume:
-        path.unlink()
+        if not resume:
+            path.unlink()
 
 
 def _unchanged(

@@ -12,9 +12,10 @@ Name = str | int
 """The name of a photo in the output: its path, or its image id in COCO results."""
 
 Row = dict[str, Any]
-"""``{"image": name, "captions": [...]}``, or ``{"error": message}`` if the photo failed. Rows of
-videos also have ``start`` and ``end`` in seconds. Rows kept from an existing file have ``image``
-(the photo's name or None), ``text`` (the caption) and ``kept`` (the original row)."""
+"""``{"image": name, "captions": [...]}``, or ``{"image": name, "error": message}`` if the photo
+failed. JSON adds an empty list of captions to the row of a failed photo. Rows of videos also have
+``start`` and ``end`` in seconds. Rows kept from an existing file have ``image`` (the photo's name
+or None), ``text`` (the caption) and ``kept`` (the original row)."""
 
 
 class Wording(NamedTuple):

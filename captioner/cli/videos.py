@@ -61,7 +61,7 @@ def video_rows(
             bar.total = every and int(video.duration / every) + 1
             yield row
         if video.problem:
-            yield {"error": video.problem}
+            yield {"image": name, "error": video.problem}
 
 
 def merged(rows: Iterable[Row]) -> Iterator[Row]:

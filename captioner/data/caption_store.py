@@ -14,7 +14,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -50,9 +50,9 @@ ALSO_REMOVES = "also removes"
 """Mark of an option that can be combined with --remove of captioner apply."""
 
 Row = dict[str, Any]
-"""The result for one photo: ``{"captions": [...]}``, or ``{"error": message}`` if it failed. A
-caption with ``by_person`` counts as a text by a person, so it is written without captioner's
-mark."""
+"""The result for one photo: ``{"captions": [...]}``, or ``{"image": path, "error": message}`` if it
+failed. A caption with ``by_person`` counts as a text by a person, so it is written without
+captioner's mark."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +232,7 @@ class Store:
 
     def write_all(
         self,
-        photos: Iterable[Path],
+        photos: Collection[Path],
         captioned: Callable[[Sequence[Path]], Iterable[Row]],
         texts: Mapping[Path, str] | None = None,
     ) -> Iterator[Row]:
@@ -246,17 +246,19 @@ class Store:
                 the same caption before, the file is left unchanged and keeps its mark.
 
         Yields:
-            The rows of the captions written, and a row with an error for each photo that failed.
+            The rows of the captions written, and a row with an error for each photo that failed, in
+            the order of the photos.
 
         Raises:
             ConfigError: A photo has a caption and ``existing`` is None, or two photos have the same
                 target.
         """
         needed, existing, problems = self._check(photos, texts or {})
-        problems += filter(None, (self._keep(photo, None) for photo in existing))
-        yield from ({"error": problem} for problem in problems)
-        for photo, one in zip(needed, captioned(needed), strict=True):
-            problem = ""
+        problems |= {photo: self._keep(photo, None) for photo in existing}
+        rows, uncaptioned = iter(captioned(needed)), {*needed}
+        for photo in photos:
+            problem = problems.get(photo, "")
+            one = next(rows) if photo in uncaptioned else {}
             if one.get("captions"):
                 best = one["captions"][0]
                 words = [keyword["word"] for keyword in best.get("keywords", ())]
@@ -265,7 +267,12 @@ class Store:
                 problem = self._keep(photo, best["text"], words, mark)
                 self.written += not problem
                 self.by_people += person and not problem
-            yield {"error": problem} if problem else one
+            if problem:
+                yield {"image": str(photo), "error": problem}
+            elif one:
+                yield one
+        for _ in rows:  # no rows are left, but only this completes the progress bar
+            pass
         where = f"copies in {self.folder}" if self.folder else "the photos"
         if kind := self.options.sidecar:
             where = f".{kind} files next to {where}"
@@ -275,7 +282,7 @@ class Store:
 
     def _check(
         self, photos: Iterable[Path], texts: Mapping[Path, str]
-    ) -> tuple[list[Path], list[Path], list[str]]:
+    ) -> tuple[list[Path], list[Path], dict[Path, str]]:
         """Check every photo before any caption is written.
 
         Returns:
@@ -285,7 +292,7 @@ class Store:
         owners: dict[Path, Path] = {}
         existing: dict[Path, Found] = {}
         unchanged: list[Path] = []
-        problems: list[str] = []
+        problems: dict[Path, str] = {}
         for photo in photos:
             try:
                 there = self.found(photo)
@@ -294,7 +301,7 @@ class Store:
                 elif there and (self.existing in (None, "skip") or self._is_other(there)):
                     existing[photo] = there
             except (DataError, OSError) as error:
-                problems.append(self._problem(photo, error))
+                problems[photo] = self._problem(photo, error)
                 continue
             other = owners.setdefault(self.target(photo), photo)
             if other is not photo:

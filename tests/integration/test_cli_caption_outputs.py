@@ -309,6 +309,61 @@ def test_a_photo_that_could_not_be_read_is_tried_again(tiny, photos, tmp_path, c
     assert (tmp_path / "x.csv").read_text().count("\n") == 14
 
 
+WAITING = """
+import sys, time
+from captioner.cli import caption, main
+
+caption.make_row = lambda *_: (print("captioning", flush=True), time.sleep(600))
+main.main(sys.argv[1:])
+"""
+
+
+def test_a_second_run_with_the_same_file_is_rejected(tiny, photos, tmp_path, caption) -> None:
+    target = tmp_path / "x.csv"
+    given = [str(one) for one in (photos, "-o", target, "--model", tiny.model)]
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITING, "caption", *given], stdout=subprocess.PIPE
+    ) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"captioning\n"
+        journal = journal_path(target).read_bytes()
+        for options in ([], ["--resume"], ["--force"]):
+            code, _, err = caption(photos, "-o", target, *options)
+            problem = f"captioner: another process is writing to {target}; wait until it ends, "
+            assert (code, err.startswith(problem), err.count("\n")) == (NOT_DONE, True, 1)
+        assert journal_path(target).read_bytes() == journal
+        first.kill()
+
+    assert caption(photos, "-o", target)[0] == SOME_FAILED  # one photo is broken
+    assert target.read_text().count("\n") == 13
+    assert not journal_path(target).exists()
+
+
+@pytest.mark.parametrize("name", ["x.json", "x.jsonl"])
+@pytest.mark.parametrize("options", [[], ["--sidecar", "txt"]])
+def test_json_has_rows_of_failed_photos(name, options, *, tiny, photos, tmp_path, caption) -> None:
+    target = tmp_path / name
+    assert caption(photos, "-o", target, *options)[0] == SOME_FAILED
+    found = [json.loads(line) for line in lines_of(target)]
+
+    names = [str(photo) for photo in find_images([photos])]
+    assert [one["image"] for one in found] == names
+    failed = found[6]
+    assert (failed["image"], failed["captions"]) == (str(photos / "6.png"), [])
+    assert "6.png" in failed["error"]
+    assert not any("error" in one for one in found if one is not failed)
+    printed_too = caption(photos, "--format", target.suffix[1:])[1]
+    assert printed_too == target.read_text()
+
+    shutil.copy(tiny.photos / "1.png", photos / "6.png")
+    if not options:  # the rows are now kept from the file, as after a correction
+        assert caption(photos, "-o", target, "--resume")[0] == OK
+        after = [json.loads(line) for line in lines_of(target)]
+        assert after[:-1] == [one for one in found if one is not failed]
+        assert (after[-1]["image"], "error" in after[-1]) == (failed["image"], False)
+        assert after[-1]["captions"]
+
+
 def test_sigterm_ends_a_command_whatever_is_being_decoded(tiny) -> None:
     """The thread that reads a photo cannot be interrupted, and Ctrl-C waits for it."""
     code = (
