@@ -49,7 +49,7 @@ _KINDS: dict[type[Drawing], type | None] = {
 
 @dataclass(frozen=True)
 class OnlyFor:
-    """Mark of options that only some kinds of drawing support."""
+    """A mark on an option that only some kinds of drawing support, such as figures."""
 
     kinds: tuple[type[Drawing], ...]
 
@@ -103,7 +103,7 @@ class AttendOptions(ModelOptions, ShownCaptions, PhotoOptions):
 
     @property
     def methods(self) -> list[ExplanationMethod]:
-        """The methods that draw each caption, without duplicates."""
+        """The explanation methods with which each caption is drawn, without duplicates."""
         return list(dict.fromkeys(self.method or ["attention"]))
 
 
@@ -225,7 +225,11 @@ def _check(
 
 
 def _checked_outputs(jobs: dict[Path, Path], options: AttendOptions) -> dict[Path, Path]:
-    """Check that the files can be written, and return the jobs without the photos to skip."""
+    """Check that the files can be written, and return the jobs without the photos to skip.
+
+    ``jobs`` maps each photo to its output file. With ``--skip-existing``, photos with an existing
+    file are skipped.
+    """
     if options.output == str(STDIN):
         return jobs
     given = {*map(os.path.realpath, jobs)}  # Path.resolve raises an error for links in a circle
@@ -256,7 +260,10 @@ def _checked_outputs(jobs: dict[Path, Path], options: AttendOptions) -> dict[Pat
 def _captioned(
     photos: Sequence[Path], options: AttendOptions, search: dict[str, Any]
 ) -> Iterator[Entry | ImageError]:
-    """Yield each photo with its captions by all models and methods, or its error."""
+    """Yield each photo with its captions, or the error of a photo that cannot be read.
+
+    A caption is drawn once for each compared model and for each explanation method.
+    """
     from captioner.inference.captioner import load
 
     folders = [options.model, *([folder] for folder in options.compare)]
@@ -303,7 +310,15 @@ def _draw(
     search: dict[str, Any],
     drawing: dict[str, Any],
 ) -> int:
-    """Draw one file per photo, or one file for all, and return the number of failures."""
+    """Draw one file per photo, or one file for all, and return the number of failed photos.
+
+    Args:
+        jobs: The output file of each photo. Photos with the same file are drawn together.
+        kind: Kind of the drawing: figure, animation, page or archive.
+        options: The options of the command.
+        search: Search options that the user has set, by name.
+        drawing: Options of the drawing that the user has set, by name.
+    """
     instances = None
     if options.instances is not None:
         from captioner.evaluation.grounding import read_instances
@@ -355,7 +370,16 @@ def _picture(
     drawing: dict[str, Any],
     instances: Instances | None,
 ) -> Drawing:
-    """Return the drawing of one photo, or a page or archive of several photos."""
+    """Return the drawing to write into one output file.
+
+    Args:
+        group: The photos in the file with their captions, by path. Only pages and archives can
+            contain several photos.
+        kind: Kind of the drawing: figure, animation, page or archive.
+        options: The options of the command.
+        drawing: Options of the drawing that the user has set, by name.
+        instances: The object masks whose outlines a figure shows, or None without outlines.
+    """
     [(photo, one), *others] = group.items()
     if kind is MapArchive:
         archive = MapArchive()
@@ -379,7 +403,11 @@ def _picture(
 
 
 def _save(made: Drawing, path: Path, group: Mapping[Path, Entry], options: AttendOptions) -> None:
-    """Write the file, and print each of its captions once (not once per method)."""
+    """Write a drawing to its file, and print each of its captions.
+
+    A caption that several explanation methods explain is printed once. If the output is standard
+    output, only the drawing is written.
+    """
     if options.output == str(STDIN):
         sys.stdout.buffer.write(made.encode(path.suffix))
         return
@@ -397,7 +425,11 @@ def _save(made: Drawing, path: Path, group: Mapping[Path, Entry], options: Atten
 
 
 def _outlines(photo: Path, captions: Sequence[Caption], instances: Instances) -> Any:
-    """Return, for each caption, the masks of the objects that it names, by word position."""
+    """Return, for each caption, the masks of the objects that it names, by word position.
+
+    The result is the argument ``outlines`` of `captioner.overlay`. It is empty if the instances
+    file does not list the photo.
+    """
     from captioner.evaluation.objects import find_names
 
     ids = [i for i, one in instances.images.items() if Path(one["file_name"]).name == photo.name]

@@ -133,7 +133,10 @@ def without_pictures(photos: Sequence[Path]) -> list[Path]:
 
 
 def without_twins(files: Sequence[str]) -> list[str]:
-    """Return paths or URLs without camera RAW files next to a photo of the same name."""
+    """Return paths or URLs without camera RAW files next to a photo of the same name.
+
+    Cameras often store both files for one picture.
+    """
     kinds = {name: format_by_name(name) for name in files}
     if RAW not in kinds.values():
         return [*files]
@@ -143,7 +146,7 @@ def without_twins(files: Sequence[str]) -> list[str]:
 
 
 def _unlisted(error: OSError) -> str:
-    """Return a message about a folder that cannot be listed."""
+    """Return a message about a folder that cannot be listed, from the error of the listing."""
     return f"{error.filename}: this folder cannot be listed ({error.strerror})"
 
 
@@ -189,7 +192,10 @@ def _expand(pattern: str, skipped: Skipped) -> list[str]:
 
 
 def _is_photo(name: str, skipped: Skipped, formats: tuple[PhotoFormat, ...]) -> bool:
-    """Return whether a file has one of the formats and can be decoded. Count all other files."""
+    """Return whether a file has one of the formats and can be decoded.
+
+    All other files are counted in ``skipped``.
+    """
     extension = Path(name).suffix.lower()
     kind = next((kind for kind in formats if extension in kind.extensions), None)
     if kind is None:
@@ -263,7 +269,10 @@ class NamedFiles:
         return found
 
     def _find(self, parts: Sequence[str]) -> Path | None:
-        """Return the path with these parts in the spelling on disk, or None if it is missing."""
+        """Return the path with these parts in the spelling on disk, or None if it is missing.
+
+        ``parts`` are the names of the folders and of the file, below this object's folder.
+        """
         found = ""
         for part in parts:
             names = self._names(found)
@@ -273,7 +282,10 @@ class NamedFiles:
         return self.folder / found if found else None
 
     def _names(self, folder: str) -> dict[str, str]:
-        """Return the names in a folder, by their exact and their normalized spelling."""
+        """Return the names in a folder by their exact and by their normalized spelling.
+
+        Normalized spellings are equal for names that differ only in Unicode form or white space.
+        """
         if folder not in self._listed:
             try:
                 names = os.listdir(self.folder / folder)  # noqa: PTH208 (names, not paths)
@@ -284,9 +296,11 @@ class NamedFiles:
 
 
 def unsafe_name(name: str) -> str:
-    """Return why a name may lead outside its folder, or an empty text if it is safe.
+    """Return why a file name must not be looked up below a folder, or an empty text if it is safe.
 
-    The name has to be safe on every operating system.
+    A name from an unknown source could lead outside the folder, such as ``../a.jpg``. The result
+    ends a sentence that begins with the name: "is empty", "is absolute". Names that are unsafe on
+    only one operating system are rejected on every system.
     """
     if not name.strip():
         return "is empty"
@@ -305,5 +319,9 @@ def decoded_name(name: str) -> str:
 
 
 def _same(name: str) -> str:
-    """Return the normalized spelling of a name, in which equivalent names are equal."""
+    """Return the normalized spelling of a name.
+
+    It is the same for names that differ only in Unicode form, white space around them, or the
+    spelling of invalid bytes.
+    """
     return unicodedata.normalize("NFC", name).strip()

@@ -17,7 +17,7 @@ from captioner.files import atomic_write
 
 @dataclass
 class WrittenTexts:
-    """The result of writing reviewed texts into pages."""
+    """The result of writing reviewed alternative texts into pages."""
 
     written: int = 0
     """Number of texts written."""
@@ -30,7 +30,8 @@ class WrittenTexts:
 def read_reviewed(table: str | Path) -> tuple[list[SiteImage], list[str]]:
     """Return the images in a review table that a person has reviewed, and a list of problems.
 
-    A problem is one line about a row, such as a text that was changed but not marked as reviewed.
+    The table lists the images of a site with suggested alternative texts. A problem is one line
+    about a row, such as a text that was changed but not marked as reviewed.
 
     Raises:
         DataError: The table cannot be read.
@@ -57,13 +58,18 @@ def read_reviewed(table: str | Path) -> tuple[list[SiteImage], list[str]]:
 
 
 def write_texts(site: Path, images: Iterable[SiteImage]) -> WrittenTexts:
-    """Write reviewed texts into the pages of a site.
+    """Write reviewed alternative texts of images into the HTML pages of a site.
 
-    A text is written only if the image's tag has not changed since the table was made.
+    A text is written only if the image's HTML tag has not changed since ``captioner alt`` wrote the
+    review table with this image. A page that cannot be edited does not stop the rest.
 
     Args:
         site: Folder of the finished site. Only pages below it are written.
-        images: Images with reviewed texts.
+        images: Images with alternative texts that a person has reviewed.
+
+    Returns:
+        The number of texts written, the number of texts that the pages already had, and one line
+        for each problem.
 
     Raises:
         OSError: The disk is full or cannot be written.
@@ -131,7 +137,10 @@ def _texts(
 
 
 def _is_open(image: HtmlImage, wanted: SiteImage) -> bool:
-    """Return whether an image in a page still lacks a text, as it did when the table was made."""
+    """Return whether an image in a page still lacks a text, as in the review table.
+
+    ``wanted`` is the image's row in the table. It was made from an earlier state of the page.
+    """
     if wanted.before == "empty":
         return image.alt == "" and image.reason in ("", EMPTY) and image.link == wanted.link
     return image.alt is None and not image.reason and image.link == wanted.link

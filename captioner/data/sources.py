@@ -30,8 +30,9 @@ from captioner.options import TrainConfig
 class PhotoSource:
     """A source of batches with photos from files, or with features from a cache.
 
-    A thread reads the cached features ahead. In distributed training, each process takes its share
-    of each batch. A batch therefore contains the same photos for any number of processes.
+    A thread reads the cached features ahead. In distributed training, each process takes an equal
+    part (share) of each batch. A batch therefore contains the same photos for any number of
+    processes.
     """
 
     reader: PhotoReader
@@ -71,7 +72,8 @@ class PhotoSource:
     def _shares(self, epoch: int, start: int) -> Iterator[list[tuple[int, Example]]]:
         """Yield this process's share of every batch from batch ``start`` on.
 
-        A share is a list of pairs of an epoch and a photo.
+        A share is the part of a batch that one process trains on. It is a list of pairs of an epoch
+        and a photo. The epoch -1 marks a filler, which keeps processes in step.
         """
         lengths = [[len(words) for words in photo.tokens] for photo in self.photos]
         batches = epoch_batches(
@@ -83,9 +85,11 @@ class PhotoSource:
             yield share or [(FILLER, self.photos[batch[0]])]
 
     def _features(self, cache: FeatureCache, share: list[tuple[int, Example]]) -> Batch:
-        """Return a batch of features for a share (see `_shares`).
+        """Return a batch with the captions of photos and their features from the cache.
 
-        The batch is sorted before the features are read, so that they are copied only once.
+        ``share`` contains pairs of an epoch and a photo: the part of a batch that this process
+        trains on. The batch is sorted before the features are read, so that they are copied only
+        once.
         """
         sampled = (self.reader.sample(photo, epoch) for epoch, photo in share)
         batch = collate([(photo, torch.tensor(flipped)) for photo, flipped in sampled])
@@ -147,9 +151,10 @@ def open_source(
 def _load(
     reader: PhotoReader, shares: Iterable[list[tuple[int, Example]]], workers: int
 ) -> Generator[Batch, None, None]:
-    """Yield the batches of shares (see ``PhotoSource._shares``), which workers decode ahead.
+    """Yield a batch for each share, with photos that workers read and decode ahead.
 
-    The workers end with the iteration. With 0 workers, this process decodes the photos.
+    A share is the part of a batch that one process trains on: pairs of an epoch and a photo. The
+    workers end with the iteration. With 0 workers, this process decodes the photos.
 
     Workers ignore SIGTERM, so a leaked worker would keep the program from exiting. The traceback of
     an error keeps the loader's frames alive, and with them the workers. The frames are therefore
@@ -172,7 +177,10 @@ def _load(
 
 
 def without_text(share: list[tuple[int, Example]]) -> list[tuple[int, Example]]:
-    """Return a share without the text of its captions, because workers need only the tokens."""
+    """Return pairs of an epoch and a photo without the text of the photo's captions.
+
+    Workers need only the token ids, and less data is sent to them.
+    """
     return [(epoch, replace(photo, captions=())) for epoch, photo in share]
 
 

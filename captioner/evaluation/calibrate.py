@@ -84,7 +84,9 @@ def calibrate(
 ) -> tuple[Calibrator, dict[str, Any]]:
     """Fit the truth of words and the confidence of captions for one model, and cross-validate both.
 
-    The model is not changed. The caller stores the calibrator.
+    The truth of a word is the probability that the word is true of the photo. The confidence of a
+    caption is the probability that the caption is right. The model is not changed. The caller
+    stores the calibrator, which computes both.
 
     Args:
         model: The model to calibrate.
@@ -160,7 +162,7 @@ def check(
 def read_judgements(
     files: Sequence[str], default_style: str, *, neutral: bool = False
 ) -> dict[str, dict[tuple[str, str], float]]:
-    """Read tables of judged captions, and return the score of each caption.
+    """Read tables of captions that people have judged, and return the score of each caption.
 
     A table has the columns ``image``, ``caption`` and ``grade``. The columns ``style`` and
     ``errors`` are optional. The grades right, partly and wrong become the scores 1, 0.5 and 0. If
@@ -169,8 +171,9 @@ def read_judgements(
     Args:
         files: The tables.
         default_style: Style of rows without a style.
-        neutral: Replace words for people as in `neutral_caption`. A caption with the single entry
-            "person" in the column ``errors`` then counts as right.
+        neutral: Replace words for people by neutral words ("man" by "person"), as in
+            `neutral_caption`. A caption with the single entry "person" in the column ``errors``
+            then counts as right.
 
     Returns:
         The scores by style, then by file name and caption.
@@ -248,7 +251,11 @@ def grey(image: Image.Image) -> Image.Image:
 
 
 class _Task(NamedTuple):
-    """A group of photos on which the confidence of captions or the truth of words is measured."""
+    """A group of photos to caption in one style, with a function that scores the captions.
+
+    The captions are used to fit and measure the confidence of captions (the probability that a
+    caption is right) and the truth of words (the probability that a word is true of the photo).
+    """
 
     group: str
     """Name of the group in the report."""
@@ -293,13 +300,17 @@ class _Work:
     def tasks(self) -> list[_Task]:
         """The groups for measuring confidence.
 
-        With judgements, there is one group of judged photos for each style. Otherwise, the groups
-        are those in `captioned`, and captions are scored by CIDEr-D.
+        With judgements by people, there is one group of judged photos for each style. Otherwise,
+        there is one group for each annotations file, and captions are scored by CIDEr-D.
         """
         given, default = self.given, self.default_style
 
         def judged(style: str, grades: Mapping[tuple[str, str], float]) -> _Task:
-            """Return the group of a style. A caption is scored by its mean grade."""
+            """Return the group of judged photos for a style.
+
+            ``grades`` has the mean grade, 0 to 1, by file name and caption. The grade is the
+            caption's score. A caption without a grade has the score None.
+            """
             names = [*dict.fromkeys(image for image, _ in grades)]
             listed = [Example(n, Path(name), ()) for n, name in enumerate(names)]
             photos = locate_photos(listed, given.images, given.judged[0])
@@ -327,7 +338,10 @@ class _Work:
 
     @cached_property
     def captioned(self) -> list[_Task]:
-        """One group of photos for each annotations file, with a placeholder as score."""
+        """One group of photos for each annotations file.
+
+        Its score is a placeholder, because fitting the truth of words needs no scores.
+        """
         given = self.given
         styles = given.styles or [self.default_style] * len(given.annotations)
         stems = [Path(path).stem for path in given.annotations]
@@ -349,12 +363,18 @@ class _Work:
 
     @cached_property
     def examples(self) -> list[ScoredCaption]:
-        """The scored captions for fitting confidence. With --judged, all of them are judged."""
+        """The scored captions for fitting confidence.
+
+        With --judged, these are only the captions that people have judged.
+        """
         return self._examples(self.tasks)
 
     @cached_property
     def annotated(self) -> list[ScoredCaption]:
-        """The captions of all readable photos with reference captions, for fitting truth."""
+        """The captions of all readable photos with reference captions.
+
+        They are used to fit the truth of words (the probability that a word is true of the photo).
+        """
         if not self.given.judged:
             return self.examples
         return self._examples(self.captioned) if self.captioned else []
@@ -381,7 +401,8 @@ class _Work:
     def other_kinds(self) -> dict[str, list[Observation]]:
         """Caption the images that are not photos, and return the observations by kind of image.
 
-        Each subfolder of --other-images contains one kind of image.
+        Each subfolder of --other-images contains one kind of image. An observation contains the
+        caption and the inputs for its confidence. Without --other-images, the result is empty.
         """
         if self.given.other_images is None:
             return {}
@@ -404,7 +425,8 @@ class _Work:
         photos from the same folders are added.
 
         Args:
-            images: Observations of images that are not photos, by kind.
+            images: Observations (captions with the inputs for their confidence) of images that are
+                not photos, by kind.
         """
         own = {one.photo: [one.seen.photo] for one in (*self.examples, *self.annotated)}
         listed = (path for folder in self.given.images for path in sorted(Path(folder).iterdir()))
@@ -426,7 +448,8 @@ class _Work:
     ) -> Iterator[tuple[Example, Observation]]:
         """Caption photos in a style, and yield each readable photo with its observation.
 
-        ``name`` is the label of the progress bar.
+        An observation contains the caption and the inputs for its confidence. ``name`` is the label
+        of the progress bar.
         """
         options = replace(self.options, style=style)
         return self._each(photos, name, lambda some: self.model.observe_batch(some, options))
@@ -451,11 +474,18 @@ class _Work:
             yield from zip(batch, call(prepared), strict=True)
 
     def report(self, judged: Judged, truths: Sequence[WordTruth | None]) -> dict[str, Any]:
-        """Build the report on the confidence of captions and, with references, the truth of words.
+        """Build the report on the confidence of captions and, if fitted, the truth of words.
+
+        The truth of a word is the probability that the word is true of the photo.
 
         Args:
             judged: Confidence and score of each caption in `examples`.
-            truths: For each caption in `annotated`, the fitted `WordTruth` to measure, or None.
+            truths: For each caption in `annotated`, the fitted `WordTruth` to measure, or None if
+                the truth was not fitted.
+
+        Returns:
+            JSON data: the meaning of a right caption, the search options, and the measures of each
+            group of photos. With truths, ``truth`` has the measures of words and phrases.
         """
         report: dict[str, Any] = {
             "right": "nothing in the caption is false, according to the judgements"
@@ -519,8 +549,9 @@ def diagram(report: Mapping[str, Any]) -> Figure:
     """Draw the report of `calibrate` or `check` as reliability diagrams.
 
     A panel for each group of photos shows the share of right captions by confidence. If the truth
-    of words was measured, two further panels show the share of true words and of true phrases by
-    their truth. If the probabilities are well calibrated, the points are close to the diagonal.
+    of words (the probability that a word is true of the photo) was measured, two further panels
+    show the share of true words and of true phrases by their truth. If the probabilities are well
+    calibrated, the points are close to the diagonal.
     """
     import captioner.drawing.backend  # noqa: F401 (before matplotlib)
 

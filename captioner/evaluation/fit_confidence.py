@@ -68,7 +68,10 @@ standardized vectors of photos."""
 
 
 class ScoredCaption(NamedTuple):
-    """A caption by the model, with its score and labels that mark its true words."""
+    """A caption by the model, with its score and labels that mark which words are true.
+
+    The score compares the caption with references or with people's judgements.
+    """
 
     seen: Observation
     """The caption, and the model's inputs for its truth and confidence."""
@@ -101,7 +104,12 @@ class Kinds(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """The settings and fitted parts of a calibrator that do not come from scored captions."""
+    """The parts of a calibrator that are known before its regression is fitted.
+
+    A calibrator computes the confidence of captions, the probability that a caption is right. The
+    parts are the same in all folds of a cross-validation, which differ only in the captions to
+    which the regression is fitted.
+    """
 
     search: Mapping[str, Any]
     """The search options with which the photos were captioned (see ``search_key``)."""
@@ -122,7 +130,8 @@ class Recipe:
 class Judged(NamedTuple):
     """Confidence and score of N captions, to measure calibration.
 
-    For words or phrases, the confidence is the truth, and the score is 1 (true) or 0 (false).
+    Words or phrases may take the place of captions. Their confidence is the probability that they
+    are true of the photo, and their score is 1 (true) or 0 (false).
     """
 
     confidences: _Floats
@@ -182,8 +191,9 @@ def true_words(
 def fit_truth(examples: Sequence[ScoredCaption]) -> WordTruth | None:
     """Fit the truth of words, or return None if the model has no reading of the photo.
 
-    The reading estimates, before any caption is written, which content words are true of a photo.
-    None is also returned if the reading lacks all words of the captions.
+    The truth of a word is the probability that the word is true of the photo. The reading
+    estimates, before any caption is written, which content words are true of a photo. None is also
+    returned if the reading lacks all words of the captions.
 
     Two logistic regressions are fitted: one with the word's log-probability as an input, for
     finished captions, and one without it, for the search.
@@ -207,7 +217,10 @@ def fit_truth(examples: Sequence[ScoredCaption]) -> WordTruth | None:
     ones = np.ones(len(true))
 
     def fitted(*more: _Floats) -> list[float]:
-        """Return the fitted weights of z, unknown words, the constant and ``more`` inputs."""
+        """Return the fitted weights of z, unknown words, the constant and ``more`` inputs.
+
+        z is the log-odds by the model's reading of the photo, which estimates the true words.
+        """
         inputs = np.stack([z, unknown, ones, *more], axis=1)
         weights = logistic_regression(inputs, true, np.full(inputs.shape[1], TRUTH_PENALTY))
         return [float(weight) for weight in weights]
@@ -226,7 +239,11 @@ def fit_truth(examples: Sequence[ScoredCaption]) -> WordTruth | None:
 
 
 def cross_truth(examples: Sequence[ScoredCaption]) -> list[WordTruth | None]:
-    """Return the truth of words for each example, fitted without the examples in the same fold."""
+    """Return the truth of words for each example, fitted without the examples in the same fold.
+
+    The truth of a word is the probability that the word is true of the photo. An entry is None if
+    the truth cannot be fitted (see `fit_truth`).
+    """
     found: list[WordTruth | None] = [None] * len(examples)
     for others, own in _folds(examples):
         truth = fit_truth([examples[i] for i in others])
@@ -240,9 +257,11 @@ def measure_truth(
 ) -> dict[str, dict[str, Any]]:
     """Measure how well the truth of words and phrases is calibrated.
 
+    The truth is the probability that a word or phrase is true of the photo.
+
     Args:
         examples: The captions.
-        truths: The fitted truth of words to use for each caption, or None.
+        truths: The fitted truth of words to use for each caption. A caption with None is left out.
 
     Returns:
         Figures for ``words`` and for ``phrases``, or {} if all ``truths`` are None:
@@ -250,7 +269,7 @@ def measure_truth(
         * ``count``: number of words or phrases.
         * ``true``: share of true words or phrases.
         * ``auroc``: probability that a true word (or phrase) has a higher truth than a false one.
-        * ``calibration_error``: see `calibration_error`.
+        * ``calibration_error``: mean difference of truth and share of true words, 0 to 1.
         * ``bins``: for each bin, ``count``, the mean ``truth`` and the share ``true``.
     """
     if not any(truths):
@@ -285,7 +304,10 @@ def _is_known(one: ScoredCaption) -> NDArray[np.bool_]:
 
 
 def _truths(one: ScoredCaption, truth: WordTruth | None) -> _Floats:
-    """Return the truth of each word of a caption, (T,). Function words have NaN."""
+    """Return the probability that each word of a caption is true of the photo, (T,).
+
+    Function words have NaN. ``truth`` is the fitted truth of words, or None if it was not fitted.
+    """
     return probabilities(one.seen.log_odds(truth))
 
 
@@ -294,7 +316,9 @@ def _phrases(
 ) -> tuple[_Floats, _Floats]:
     """Return the truth and the label of each phrase that contains labelled words, (P,) each.
 
-    The label is 1 if all labelled words of the phrase are true, otherwise 0.
+    The truth is the probability that the phrase is true of the photo. The label is 1 if all
+    labelled words of the phrase are true, otherwise 0. A caption for which ``truths`` contains None
+    is left out.
     """
     found = []
     for one, truth in zip(examples, truths, strict=True):
@@ -314,10 +338,11 @@ def fit_kinds(
 ) -> Kinds:
     """Fit a linear classifier that tells photos from other kinds of images.
 
-    The classifier itself is fitted to all images. Familiarity is measured with further fits: the
-    log-odds of an image come from a fit without its kind, and the log-odds of a photo from a fit
-    without this photo. In a fit with the photo, its log-odds would be too low, so fewer new photos
-    would count as familiar than `FAMILIAR` promises.
+    The classifier itself is fitted to all images. Familiarity, from 1 (like a photo) to 0, is
+    measured with further fits. The log-odds that an image is not a photo come from a fit without
+    the image's kind, and the log-odds of a photo from a fit without this photo. In a fit with the
+    photo, its log-odds would be too low, so fewer new photos would count as familiar than
+    `FAMILIAR` promises.
 
     Args:
         photos: For each photo, the vectors of the photo and of its variants, such as a
@@ -376,13 +401,14 @@ def measure_kinds(
     Args:
         calibrator: The fitted calibrator.
         kinds: The fitted classifier and its results.
-        seen: Observations of the captioned images of each kind.
+        seen: Captions of the images of each kind, with the inputs for their confidence.
         style: Style of the captions.
 
     Returns:
-        Figures for each kind. ``images`` is the number of images. For ``auroc``, see ``Kinds``.
-        ``confidence`` is the mean confidence of the captions, and ``below_0.2`` is the share of
-        captions with a confidence below 0.2.
+        Figures for each kind. ``images`` is the number of images. ``auroc`` is the probability that
+        an image of the kind is less familiar (less like a photo) than a photo. ``confidence`` is
+        the mean confidence of the captions, and ``below_0.2`` is the share of captions with a
+        confidence below 0.2.
     """
     of_captions, report = replace(calibrator, kinds=None), {}
     for name, images in seen.items():
@@ -458,7 +484,7 @@ def cross_validate(examples: Sequence[ScoredCaption], recipe: Recipe) -> Judged:
 
 
 def _folds(examples: Sequence[ScoredCaption]) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the folds of a cross-validation. All examples of a photo are in the same fold.
+    """Yield the folds (parts) of a cross-validation. All examples of a photo are in one fold.
 
     Yields:
         Indices of the examples to fit to, and indices of the examples to measure.
@@ -513,7 +539,7 @@ def logistic_regression(inputs: _Floats, labels: _Floats, penalties: _Floats) ->
 
 
 def _bins(judged: Judged) -> NDArray[np.intp]:
-    """Return the bin number of each caption by its confidence, (N,)."""
+    """Return the number of the bin (interval) that contains each caption's confidence, (N,)."""
     bins: NDArray[np.intp] = np.minimum((judged.confidences * BINS).astype(np.intp), BINS - 1)
     return bins
 

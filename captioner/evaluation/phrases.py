@@ -85,7 +85,7 @@ class PhrasedPhoto:
     def labels(self, key: str) -> Array | None:
         """Label the pixels that are inside a phrase's boxes.
 
-        ``key`` is the key of the boxes.
+        ``key`` identifies the phrase's boxes in ``boxes``.
 
         Returns:
             Labels of the pixels, (H, W), 1 inside the boxes and 0 elsewhere, or None if the phrase
@@ -176,8 +176,8 @@ def _explain(
     """Explain a photo's captions, except for captions with words outside the vocabulary.
 
     Returns:
-        Each explained caption with its phrases. A phrase consists of its key and the positions of
-        its content words.
+        Each explained caption with its phrases. A phrase consists of the key of its boxes and the
+        positions of its content words.
     """
     vocabulary = model.stored.vocabulary
     texts, phrases = [], []
@@ -194,7 +194,9 @@ def _explain(
 def _positions(
     words: Sequence[str], tokens: Sequence[Sequence[str]], phrases: Sequence[Phrase]
 ) -> Iterator[tuple[str, list[int]]]:
-    """Yield the key of each phrase and the positions of its content words among all tokens.
+    """Yield the key of each phrase's boxes and the positions of its content words.
+
+    The positions count the tokens of the whole caption, from 0.
 
     Args:
         words: Words of the caption.
@@ -215,18 +217,23 @@ def _mark(
 ) -> Iterator[tuple[Caption, list[Marked]]]:
     """Yield each explained caption of a photo with its phrases and their targets.
 
-    A target is the part of the photo that is inside the phrase's boxes, or the reason why it cannot
-    be measured.
+    A target is the part of the photo that is inside the phrase's boxes, or the reason (text) why
+    the attention on the phrase cannot be measured.
 
     Args:
         name: File name of the photo.
         photo: The photo's entry in the phrases file.
-        explained: The result of `_explain` for the photo.
+        explained: Each caption, with the key of each phrase's boxes and the positions of the
+            phrase's content words.
     """
 
     @cache
     def target(key: str) -> Target | str:
-        """Return the target of a phrase, which several captions may share."""
+        """Return the part of the photo inside the boxes with this key, or why it is not measurable.
+
+        The reason is text, such as ``absent`` if the phrase has no boxes (see `Target.seen`). The
+        result is kept, because several captions of a photo may use the same boxes.
+        """
         return Target.seen(photo.labels(key), explained[0][0])
 
     for caption, phrases in explained:
