@@ -94,8 +94,8 @@ class Captions:
             folders: The model folder, or several folders for an ensemble.
             column: Column of the photos: bytes, paths or arrays.
             names: Column of the photos' names. If the column does not exist, photos are numbered.
-            device: See ``captioner.load``.
-            precision: See ``captioner.load``.
+            device: Device of the model, such as ``cpu`` or ``cuda`` (see ``captioner.load``).
+            precision: Precision of the computation (see ``captioner.load``).
             batch_size: Number of photos that are encoded together.
             **search: Fields of ``SearchOptions`` to change.
         """
@@ -332,7 +332,7 @@ def grown(old: Sequence[Part], inputs: Iterable[Part], size: int) -> list[Part]:
 
 
 def _encode_parts(parts: Iterable[Part]) -> bytes:
-    """Return the content of ``_parts.jsonl.gz``."""
+    """Return the content of ``_parts.jsonl.gz``, which lists the photos of each part of a job."""
     return gzip.compress("".join(json.dumps(vars(part)) + "\n" for part in parts).encode(), 5)
 
 
@@ -357,7 +357,7 @@ class Finished(NamedTuple):
 
 @dataclass
 class WritePart:
-    """The task that captions one part of a job and writes it.
+    """The task that captions one part of a job (a numbered group of photos) and writes its file.
 
     A batch contains photos of one part only. The last batch of a part may be smaller.
     """
@@ -373,7 +373,10 @@ class WritePart:
     """Search options for all photos."""
 
     def __call__(self, part: Part) -> Finished:
-        """Caption a part and write it. A part that is already finished is only counted."""
+        """Caption a part of the job and write its file, and return the numbers of its photos.
+
+        For a part that is already finished, only the photos in its file are counted.
+        """
         name, output = self.output.part_name(part.number), self.output
         held = output.read(name)
         rows = self._rows(part) if held is None else decode_rows(held, output.format)

@@ -80,14 +80,15 @@ def divide(
     image_column: str | None = None,
     key_column: str | None = None,
 ) -> list[Part]:
-    """Divide the inputs of a job into parts.
+    """Divide the inputs of a job into parts, numbered groups of photos with one output file each.
 
     Args:
         inputs: Paths, URLs or patterns of photos, Parquet files, tar files and folders of these.
         size: Number of photos or rows in a part.
         recursive: Also search subfolders.
-        image_column: See ``CaptionRayOptions``.
-        key_column: See ``CaptionRayOptions``.
+        image_column: Column with the photos in Parquet files. None: find it by its type and name.
+        key_column: Column with the photos' names in Parquet files. None: use the photo's path, or
+            the file and row number.
 
     Raises:
         ConfigError: A Parquet file does not have the column, or several columns may contain photos.

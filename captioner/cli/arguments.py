@@ -270,7 +270,7 @@ def command(name: str, usage: str, *options: type, **settings: Any) -> Callable[
 
 
 class _Once(argparse.Action):
-    """Store the value of an option that may be set only once."""
+    """An argparse action that stores the value of an option that may be set only once."""
 
     def __call__(self, _: Any, namespace: Any, values: Any, __: str | None = None) -> None:
         if hasattr(namespace, self.dest):
@@ -279,7 +279,7 @@ class _Once(argparse.Action):
 
 
 def _of_model(field: OptionField) -> bool:
-    """Return whether the model sets the default of an option."""
+    """Return whether an option's default comes from the model instead of the command."""
     return field.owner is SearchOptions
 
 

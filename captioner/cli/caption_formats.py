@@ -43,7 +43,10 @@ class CaptionFormat:
     """The only kind of input that the format supports, or None if it supports both."""
 
     def write(self, file: IO[str], rows: Iterable[Row]) -> None:
-        """Write each row as soon as it is generated. A row with ``kept`` is written unchanged."""
+        """Write each row as soon as it is generated.
+
+        A row with ``kept`` comes from an earlier run's file and is written unchanged.
+        """
         raise NotImplementedError
 
     def read(self, text: str, names: Iterable[Name]) -> Iterable[Row]:  # noqa: ARG002
@@ -198,7 +201,9 @@ FORMATS: dict[str, CaptionFormat] = {
 
 
 def choose_format(given: str | None, target: Path | None) -> CaptionFormat:
-    """Return the format set by ``--format`` or else by the output file's extension, or text.
+    """Return the format of the output: from ``--format``, the file's extension, or else text.
+
+    ``given`` is the value of ``--format``, and ``target`` is the output file. Both may be None.
 
     Raises:
         ConfigError: The extension is unknown, or does not belong to the format set by ``--format``.

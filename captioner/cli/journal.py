@@ -166,10 +166,16 @@ def _unchanged(
     known: dict[str, tuple[list[int], Row]],
     of_file: Mapping[Name | None, str],
 ) -> dict[Path, Row]:
-    """Return the photos that keep their captions, with their entries, and update ``known``.
+    """Return the rows of the photos that keep their captions, and update ``known``.
 
     These are the photos with a row in the file, and finished photos that have not changed. If a
     photo has changed, its row is kept only if the user may have edited the caption.
+
+    Args:
+        names: The photos, with their names in the file.
+        stamps: Size and modification time of each photo.
+        known: Stamp and row of each photo that the earlier run has finished, by path.
+        of_file: Captions in the file as the user may have edited them, by photo name.
     """
     kept: dict[Path, Row] = {}
     changed = []

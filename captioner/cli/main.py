@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_missing_streams() -> None:
-    """Open the null device for each missing standard stream, such as under pythonw or ``>&-``.
+    """Open the null device for each standard stream that is closed, as under pythonw or ``>&-``.
 
     The streams are opened in order, so that they get file descriptors 0 to 2. Otherwise, the next
     opened file would get descriptor 1 or 2, and libraries that print would write into that file.
@@ -193,7 +193,9 @@ def _fail(message: str, code: int) -> int:
 
 @functools.cache
 def _end_at_sigterm() -> None:
-    """Handle SIGTERM (from kill or a batch system) like Ctrl-C, but exit within GRACE seconds.
+    """Handle SIGTERM (from kill or a batch system) like Ctrl-C, but exit after a few seconds.
+
+    If the program is still running GRACE seconds after the signal, it is ended.
 
     Python handles Ctrl-C only between two of its operations, and waits for threads that read
     photos. The thread started here sees the signal at once, even while other threads decode photos.
@@ -206,7 +208,7 @@ def _end_at_sigterm() -> None:
     os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
     def watch() -> None:
-        """Exit the process if it is still running GRACE seconds after SIGTERM.
+        """Wait for SIGTERM, and exit the process if it is still running GRACE seconds later.
 
         Commands that handle SIGTERM themselves are not affected.
         """

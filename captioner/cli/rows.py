@@ -30,12 +30,16 @@ class Wording(NamedTuple):
 
     @property
     def marks(self) -> bool:
-        """True if each caption gets a field ``unsure``."""
+        """True if each caption gets a field ``unsure``, true for a confidence that is too low."""
         return self.min_confidence is not None and self.if_unsure in (None, "mark")
 
 
 def make_row(name: Name, captions: Sequence[Caption], wording: Wording) -> Row:
-    """Return the row of a photo. If its captions are skipped as unsure, the row has none."""
+    """Return the row of a photo: its name and captions as JSON data.
+
+    If the captions are skipped because their confidence is too low, the row contains no captions.
+    ``wording`` sets the spelling of captions and the treatment of unsure captions.
+    """
     least = wording.min_confidence
     entries = [
         caption.to_dict(min_confidence=least if wording.marks else None) for caption in captions

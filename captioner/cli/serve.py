@@ -60,7 +60,10 @@ def serve(options: ServeOptions, _: Any) -> NoReturn:
 
 
 def open_port(options: ServeOptions, address: tuple[str, int]) -> str:
-    """Return a warning if other machines can reach the server and need no API key."""
+    """Return a warning if other machines can reach the server without an API key.
+
+    Otherwise, return an empty string. ``address`` is the host and port of the server.
+    """
     if options.has_keys or ipaddress.ip_address(address[0]).is_loopback:
         return ""
     return (

@@ -10,7 +10,9 @@ from captioner.data.caption_store import SidecarOptions, Store, make_store
 
 
 def choose_store(options: SidecarOptions, *, force: bool) -> Store | None:
-    """Return the store that the options select, or None if captions are only printed.
+    """Return the store (destination) for captions, or None if captions are only printed.
+
+    A store writes captions into sidecar files, copies of the photos, or the photos themselves.
 
     Raises:
         ConfigError: Two options contradict each other, the program exiftool is not installed, or

@@ -49,7 +49,7 @@ class Batch:
 
     @property
     def words(self) -> int:
-        """The number of target words, including end tokens."""
+        """The number of words that the model learns to predict, including end tokens."""
         return int((self.tokens[..., 1:] != PAD).sum())
 
     def parts(self, size: int) -> list[Batch]:
@@ -96,7 +96,8 @@ class Augmentation:
     def augmented(self, image: Image.Image, *, seed: int, epoch: int, key: str) -> Image.Image:
         """Return an RGB photo of the same size with random changes.
 
-        The changes depend only on the seed, the epoch and the photo's key (see ``Example.key``).
+        The changes depend only on the seed, the epoch and the photo's key, a text that identifies
+        the photo (``Example.key``).
         """
         rng = random.Random(f"variation {seed} {epoch} {key}")
         if self.min_crop < 1:
@@ -146,7 +147,8 @@ class PhotoReader(Dataset[tuple[Example, Tensor]]):
     def sample(self, photo: Example, epoch: int) -> tuple[Example, bool]:
         """Return a photo with the captions for an epoch, and whether to flip the photo.
 
-        At most ``max_captions`` of its captions are kept. A filler has no captions.
+        At most ``max_captions`` of its captions are kept, chosen at random. For the epoch -1
+        (``FILLER``), the photo has no captions, so that it adds nothing to the loss.
         """
         if epoch == FILLER:
             return replace(photo, tokens=()), False
@@ -159,8 +161,8 @@ class PhotoReader(Dataset[tuple[Example, Tensor]]):
     def __getitem__(self, index: tuple[int, Example]) -> tuple[Example, Tensor]:
         """Return a photo with its captions for an epoch, and its pixels, (H, W, 3) bytes.
 
-        ``index`` is a pair of an epoch and a photo. A damaged photo is replaced by a filler (see
-        ``FILLER``), and a warning is logged.
+        ``index`` is a pair of an epoch and a photo. A damaged photo is replaced by a filler, and a
+        warning is logged. A filler is a black photo without captions and adds nothing to the loss.
         """
         epoch, photo = index
         photo, flipped = self.sample(photo, epoch)

@@ -216,7 +216,7 @@ class Store:
         return text
 
     def _bare(self, text: str) -> str:
-        """Return the text of a file without the prefix, the suffix, and commas around it."""
+        """Return a file's text without the options' prefix and suffix, and commas around it."""
         prefix, suffix = (s.strip(" ,") for s in (self.options.prefix, self.options.suffix))
         text = re.sub(rf"^{re.escape(prefix)}(?!\w)", "", text.strip(" ,\r\n"))
         before = r"\b" if suffix[:1].isalnum() else ""
@@ -247,7 +247,7 @@ class Store:
 
         Yields:
             The rows of the captions written, and a row with an error for each photo that failed, in
-            the order of the photos.
+            the order of the photos. A row is a photo with its captions as JSON data.
 
         Raises:
             ConfigError: A photo has a caption and ``existing`` is None, or two photos have the same
@@ -362,7 +362,10 @@ class Store:
             return False
 
     def _is_other(self, there: Found) -> bool:
-        """Return whether ``existing`` is replace-own and captioner did not write the caption."""
+        """Return whether to keep an existing caption, because captioner did not write it.
+
+        This is the case only if the option ``existing`` is replace-own.
+        """
         return self.existing == "replace-own" and not there.own
 
     def _keep(
@@ -398,7 +401,9 @@ class Store:
 def make_store(
     options: SidecarOptions, *, force: bool, warn: Callable[[str], None] = _ignore
 ) -> Store | None:
-    """Return the store that the options select, or None if captions are only printed.
+    """Return the store (destination of captions) that the options select.
+
+    The result is None if captions are only printed, because no option selects a destination.
 
     Args:
         options: The options. Their values are already checked, but not their combination.

@@ -36,7 +36,7 @@ def plain_cell(cell: str) -> str:
 
 
 def digest_cell(text: str) -> str:
-    """Return the digest of a caption, which shows whether somebody has changed the caption since.
+    """Return a digest (hash) of a caption, which shows later whether somebody has changed the text.
 
     The prefix prevents spreadsheets from reading the digest as a number.
     """

@@ -42,5 +42,8 @@ class Example:
 
     @property
     def key(self) -> str:
-        """The text that seeds the photo's random choices. Each repetition has a different key."""
+        """A text that identifies the photo and seeds its random choices.
+
+        If an epoch contains the photo several times, each repetition has a different key.
+        """
         return f"{self.image_id} {self.repeat}" if self.repeat else str(self.image_id)

@@ -155,7 +155,10 @@ class FeatureCache:
         """
 
         def problem(image: Example) -> str:
-            """Return the predicate of an error message about a photo, or an empty text."""
+            """Return the problem with a photo for an error message, or an empty text.
+
+            The problem is followed by the folder of the features: "are not in FOLDER".
+            """
             row = self._index.get(image.image_id)
             if row is None or self._names[row] != image.path.name:
                 return "are not in"
@@ -337,7 +340,7 @@ class FeatureWriter:
                 photo and all photos after it in blocks.
 
         Yields:
-            See `Progress`.
+            The progress after each block (see `Progress`).
 
         Raises:
             DataError: Another process is filling the folder, or features overflow the dtype.
@@ -469,6 +472,8 @@ def read_header(folder: str | Path) -> dict[str, Any]:
 
 def difference(held: Mapping[str, str], expected: Mapping[str, str]) -> str | None:
     """Describe the first difference between fingerprints, or return None if they match.
+
+    A fingerprint contains the settings that cached features depend on, by name.
 
     Args:
         held: The fingerprint of existing features.

@@ -49,9 +49,10 @@ def read_description(packet: bytes) -> str:
 def set_description(
     packet: bytes | None, text: str, keywords: Sequence[str] = (), *, mark: Mark | None = None
 ) -> bytes:
-    """Return an XMP sidecar with this description (see `xmp.set_description`).
+    """Return the content of an XMP sidecar file with this description and additional keywords.
 
-    ``packet`` is the old sidecar. If it is None, a new sidecar is made.
+    ``packet`` is the content of the old sidecar. If it is None, a new sidecar is made. ``mark``
+    records that captioner wrote the text. It is None for a text by a person.
     """
     with _advice(_IN_SIDECAR):
         return xmp.set_description(packet, text, keywords, mark=mark)

@@ -101,7 +101,7 @@ class SiteImages:
     page or in unsupported formats only have a note."""
 
     def files(self) -> list[Path]:
-        """Return the files of the pictures to caption, without duplicates."""
+        """Return the files of the images that the model has to describe, without duplicates."""
         named = (self.site / one.image for one in self.images if not one.note)
         return list(dict.fromkeys(named))
 

@@ -163,7 +163,7 @@ def apply_captions(
 
 
 def _row(caption: Caption | str, keywords: Sequence[str]) -> dict[str, Any]:
-    """Return a caption as a row that `Store.write_all` accepts."""
+    """Return a caption as JSON data in the form of the output's rows, with additional keywords."""
     if isinstance(caption, str):
         data: dict[str, Any] = {"text": caption, "by_person": True}
     elif isinstance(caption, Caption):
@@ -179,7 +179,7 @@ def _row(caption: Caption | str, keywords: Sequence[str]) -> dict[str, Any]:
 
 
 def _store(options: dict[str, Any], *, force: bool) -> Store:
-    """Return the store that the options of a function select."""
+    """Return the store (destination of captions) that the options of a function select."""
     known = option_fields(SidecarOptions)
     for name in options:
         if name not in known:

@@ -45,7 +45,9 @@ class _Place(NamedTuple):
 def _replaced(
     data: bytes, places: list[_Place], otherwise: int, edit: Callable[[bytes | None], bytes]
 ) -> bytes:
-    """Return a file in which the packets that `xmp.to_edit` selects are edited.
+    """Return a file with edited XMP packets.
+
+    All packets with a description are edited, or else one packet (see `xmp.to_edit`).
 
     Args:
         data: The file.
@@ -73,7 +75,11 @@ def png_packets(data: bytes) -> list[bytes]:
 
 
 def edit_png(data: bytes, edit: EditPacket) -> bytes:
-    """Return a PNG file with its XMP packet edited by ``edit`` (see `EditPacket`)."""
+    """Return a PNG file with its XMP packet edited by ``edit``.
+
+    ``edit`` receives the packet, or None if the file has no packet. It returns the new packet, or
+    None to remove the packet.
+    """
 
     def chunk(packet: bytes | None) -> bytes:
         """Return the edited packet as an iTXt chunk, or empty bytes to remove the chunk."""
@@ -142,7 +148,11 @@ def webp_packets(data: bytes) -> list[bytes]:
 
 
 def edit_webp(data: bytes, edit: EditPacket) -> bytes:
-    """Return a WebP file with its XMP packet edited by ``edit`` (see `EditPacket`)."""
+    """Return a WebP file with its XMP packet edited by ``edit``.
+
+    ``edit`` receives the packet, or None if the file has no packet. It returns the new packet, or
+    None to remove the packet.
+    """
 
     def chunk(packet: bytes | None) -> bytes:
         """Return the edited packet as a WebP chunk, or empty bytes to remove the chunk."""
@@ -265,7 +275,11 @@ def is_raw_tiff(data: bytes) -> bool:
 
 
 def edit_tiff(data: bytes, edit: EditPacket) -> bytes:
-    """Return a TIFF file with its XMP packet edited by ``edit`` (see `EditPacket`)."""
+    """Return a TIFF file with its XMP packet edited by ``edit``.
+
+    ``edit`` receives the packet, or None if the file has no packet. It returns the new packet, or
+    None to remove the packet.
+    """
     directory = _directory(data)
     packet = edit(_tiff_value(data, directory, _XMP_TAG) or None)
     entries, word = dict(directory.entries), directory.word

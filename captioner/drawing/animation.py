@@ -275,7 +275,8 @@ class Animation(Drawing):
     def _text(self, frame: Image.Image, at: _Point, text: str, size: int, **how: Any) -> None:
         """Draw text that begins at a point on its baseline.
 
-        ``how`` overrides the arguments ``fill`` (colour) and ``anchor`` of Pillow's ``text``.
+        ``how`` replaces the defaults of the arguments ``fill`` (colour) and ``anchor`` (the point
+        of the text at ``at``) of Pillow's ``text``.
         """
         how = {"fill": self.theme.text, "anchor": "ls"} | how
         ImageDraw.Draw(frame).text(at, text, font=style.pillow_font(size), **how)

@@ -68,6 +68,8 @@ CLOSED_GATE = 0.1
 def closed_words(gates: ArrayLike) -> NDArray[np.bool_]:
     """Return which words have a nearly closed gate, (T,), so that their maps hardly count.
 
+    The gate, 0 to 1, is the weight of the attended features in the prediction of a word.
+
     If all gates are nearly closed, such as with attention ``fixed_at_start``, no word is marked.
     """
     closed: NDArray[np.bool_] = np.asarray(gates, dtype=np.float32) < CLOSED_GATE
@@ -217,7 +219,7 @@ def _interpolate_rows(
 
 
 def _blend(photo: Image.Image, levels: NDArray[np.float32], colormap: str) -> Image.Image:
-    """Blend a map with a photo (see the equations at the top of this file).
+    """Blend a map with a photo, so that attended parts of the photo are brighter or coloured.
 
     ``levels`` is the map s, (H, W), 0 to 1, or NaN at pixels that the encoder does not see.
     """

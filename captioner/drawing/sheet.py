@@ -218,7 +218,7 @@ def choose_layout(panel: tuple[int, int], blocks: list[Block], options: FigureOp
 
 
 def _is_doubtful(caption: Caption, panel: Panel) -> bool:
-    """Return whether a panel shows a single word, and this word of the caption is doubtful."""
+    """Return whether a panel shows a single word that is probably not true of the photo."""
     single = len(panel.positions) == 1 and not panel.left_out
     return single and panel.positions[0] in caption.doubtful
 

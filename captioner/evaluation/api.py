@@ -213,7 +213,10 @@ class Evaluation:
         return {i: text for i, text in captions.items() if judge.references[i]}
 
     def _without_objects(self, captions: Mapping[int, str]) -> list[str]:
-        """Return a list with a warning if some photos have no annotated objects, otherwise []."""
+        """Return a list with a warning if some photos have no annotated objects, otherwise [].
+
+        ``captions`` has the captions of the photos by image id.
+        """
         count = len(captions.keys() - self.objects)
         note = (
             f"CHAIR: {count} of {len(captions)} photos have no annotated objects; for them, "
@@ -351,14 +354,19 @@ class Evaluation:
 
 
 def model_frequencies(model: Captioner) -> DocumentFrequencies | None:
-    """Return the document frequencies stored with a model, or None if it has no such file."""
+    """Return the document frequencies stored with a model, or None if the model has none.
+
+    They count in how many training photos each phrase of 1 to 4 words occurs.
+    """
     stored = model.stored.frequencies
     name = f"the model's {FREQUENCIES}"
     return None if stored is None else DocumentFrequencies.from_bytes(stored, name)
 
 
 def read_frequencies(given: str | None) -> DocumentFrequencies | None:
-    """Read document frequencies, or return None without a file.
+    """Read document frequencies, or return None if ``given`` is None.
+
+    They count in how many photos each phrase of 1 to 4 words occurs. CIDEr-D uses them.
 
     Args:
         given: Path of a document frequencies file, of a COCO captions file (its frequencies are

@@ -85,7 +85,8 @@ TOGETHER = 16
 class Versions(NamedTuple):
     """The versions of a photo, each with a different set of regions deleted.
 
-    Points of several curves can need the same version. It is then scored only once.
+    A curve shows a word's log-probability after each deletion or insertion. Points of several
+    curves can need the same version. This version is then scored only once.
     """
 
     fills: Indices
@@ -98,6 +99,8 @@ class Versions(NamedTuple):
     @classmethod
     def of(cls, orders: Indices, steps: int) -> Versions:
         """List all versions that occur when regions are deleted or inserted in several orders.
+
+        A version is the photo with a set of its regions deleted.
 
         Args:
             orders: Region indices, most relevant first, (orders, W, L).
@@ -121,7 +124,7 @@ def region_orders(
     grid: tuple[int, int],
     seed: int,
 ) -> Indices:
-    """Sort the regions by each method and each baseline in ``ORDERS``.
+    """Sort the regions by each explanation method and each baseline order (such as random).
 
     Args:
         relevances: Relevance of the regions by method, (W, L).
@@ -183,7 +186,7 @@ class _Photo:
         """Return the features of the photo with regions deleted, (V, L, D).
 
         Args:
-            level: Level at which regions are replaced: ``grid`` or ``pixels``.
+            level: Level at which regions are replaced: ``grid`` (features) or ``pixels``.
             fills: Fill of the deleted regions in each version, ``MEAN`` or ``BLUR``, (V,).
             masks: True for the deleted regions of each version, (V, L).
         """
@@ -198,9 +201,9 @@ class _Photo:
         """Return the log-probability of every caption word for each version, (V, T).
 
         Args:
-            level: Level at which regions are replaced: ``grid`` or ``pixels``.
-            scorer: Scorer of the caption's words.
-            versions: The versions.
+            level: Level at which regions are replaced: ``grid`` (features) or ``pixels``.
+            scorer: Object that computes the log-probabilities of the caption's words from features.
+            versions: The photo with different sets of regions deleted.
         """
         starts = range(0, len(versions.fills), TOGETHER)
         blocks = [slice(start, start + TOGETHER) for start in starts]
@@ -213,7 +216,7 @@ class _Photo:
 
 
 class Word(NamedTuple):
-    """A content word and its measurements."""
+    """A content word of a caption, and its log-probability as regions are deleted or inserted."""
 
     photo: str
     """File name of the photo."""
@@ -265,8 +268,8 @@ def measure_photo(
 ) -> list[Word]:
     """Measure how much content words in one photo's caption depend on the regions of the photo.
 
-    Regions are deleted and inserted in the orders of ``ORDERS``, and the changes in the words'
-    log-probabilities are returned.
+    Regions are deleted and inserted in the orders of the explanation methods and baselines. The
+    changes in the words' log-probabilities are returned.
 
     Args:
         model: A single model, not an ensemble.
@@ -428,7 +431,7 @@ def summarize(words: Sequence[Word], photos: int, steps: int, regions: int) -> d
 def _compare_orders(
     curves: Array, areas: Array, owners: Sequence[str], *, sign: int
 ) -> dict[str, dict[str, Any]]:
-    """Compare all orders for one level and one kind of curve.
+    """Compare all orders of deleting or inserting regions, for one level and one kind of curve.
 
     Args:
         curves: Curves of the words, (W, orders, S + 1).
@@ -437,7 +440,8 @@ def _compare_orders(
         sign: 1 if a high area is good, -1 if a low area is good.
 
     Returns:
-        The results of each order; see `summarize`.
+        The results of each order: its area, and its differences from the baselines (see
+        `summarize`).
     """
     columns = dict(zip(ORDERS, areas.T, strict=True))
     resampled = resampled_means(sorted(set(owners)), owners, columns)

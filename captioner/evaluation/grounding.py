@@ -165,7 +165,7 @@ def _overlaps(pixels: int, axis: Axis, cells: int) -> Array:
 
 
 def _at_middles(labels: Array, regions: Geometry, grid: tuple[int, ...]) -> Array:
-    """Return the label of the pixel in the middle of each region; see ``Axis.middles``.
+    """Return the label of the pixel in the middle of each region of the grid.
 
     If a middle lies exactly between pixels, the pixel to the right of it or below it is used.
 
@@ -194,7 +194,10 @@ _MEANS = (
 
 
 class Target(NamedTuple):
-    """The part of a photo that some words refer to, as values of the Gh x Gw regions."""
+    """The part of a photo that some words refer to, such as the dogs, as values of the regions.
+
+    The regions form a grid of Gh x Gw.
+    """
 
     inside: Array
     """Share of each region that is inside the target, (Gh, Gw)."""
@@ -210,7 +213,7 @@ class Target(NamedTuple):
     def seen(cls, labels: Array | None, caption: Caption) -> Target | str:
         """Build the target from labels, or return the reason why it cannot be measured.
 
-        There are three reasons:
+        The target is the part of the photo that some words refer to. There are three reasons:
 
         * ``absent``: there are no labels.
         * ``unseen``: the target is outside the part of the photo that the model sees.
@@ -237,7 +240,7 @@ class Target(NamedTuple):
 
 
 class Marked(NamedTuple):
-    """Words of a caption that refer to something in the photo."""
+    """Words of a caption, with the part of the photo that they refer to (the target)."""
 
     row: Mapping[str, Any]
     """Entries that identify the words in the report, such as the image id and the category."""
@@ -290,7 +293,11 @@ def measure(captions: Mapping[int, Caption], instances: Instances) -> dict[str, 
 
 
 def _names(image_id: int, caption: Caption, instances: Instances) -> Iterator[Marked]:
-    """Yield the words of a caption that name annotated categories, with their targets."""
+    """Yield the words of a caption that name annotated categories, such as "dog".
+
+    Each name has its target: the part of the photo that shows objects of the category, or the
+    reason (text) why it cannot be measured.
+    """
     for category, start, stop in find_names(caption.words):
         if category in instances.categories:
             target = Target.seen(instances.labels(image_id, category), caption)
@@ -326,7 +333,8 @@ class Grounding:
         Args:
             photo: Identifier of the photo.
             caption: The caption with its attention maps.
-            marked: The names or phrases in the caption, with their targets.
+            marked: The names or phrases in the caption. Each has its target, the part of the photo
+                that it refers to.
         """
         self._photos.add(photo)
         if len(caption.words):
@@ -435,7 +443,10 @@ def measure_words(
     grid = inside.shape
 
     def correctness(maps: Array) -> float:
-        """Return sum_i alpha_i inside_i / sum_i alpha_i known_i, summed over n maps (n, Gh, Gw)."""
+        """Return the share of the attention inside the target, over n maps (n, Gh, Gw).
+
+        Crowd regions are ignored.
+        """
         weight = float((maps * known).sum())
         return float((maps * inside).sum()) / weight if weight > 0 else math.nan
 

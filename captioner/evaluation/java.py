@@ -55,12 +55,15 @@ _MATCHER_WEIGHTS = np.array([1.0, 0.6, 0.8, 0.6])
 
 
 def find_java() -> str | None:
-    """Return the path of the ``java`` program that pycocoevalcap would start, or None."""
+    """Return the path of the ``java`` program on the PATH, or None if Java is not installed."""
     return shutil.which("java")
 
 
 def unavailable(metric: str) -> str | None:
-    """Return why METEOR or SPICE cannot be computed and what to do, or None if it can."""
+    """Return why METEOR or SPICE cannot be computed and what to do, or None if it can be computed.
+
+    ``metric`` is ``METEOR`` or ``SPICE``.
+    """
     if not is_installed("pycocoevalcap"):
         return f"{metric} needs pycocoevalcap; run: pip install 'captioner[evaluate]'"
     if find_java() is None:
@@ -90,7 +93,8 @@ def meteor_counts(
         references: The reference captions of each image, in the same form.
 
     Returns:
-        The counts, (N, 23); see `METEOR_COUNTS`.
+        The counts of each image, such as lengths, matches and chunks, (N, 23). `METEOR_COUNTS`
+        lists them.
 
     Raises:
         ProgramError: The program stopped without a result.
@@ -137,7 +141,7 @@ def meteor_from_counts(counts: NDArray[np.float64]) -> NDArray[np.float64]:
     Deviation: none. Up to rounding, the scores are equal to the program's scores.
 
     Args:
-        counts: Counts, (..., 23); see `METEOR_COUNTS`.
+        counts: Counts from `meteor_counts`, (..., 23).
 
     Returns:
         The scores, (...).

@@ -84,7 +84,8 @@ def find_names(words: Sequence[str], table: Phrases | None = None) -> list[Name]
 
     Args:
         words: Lower-case tokens from `captioner.text.tokenizer`, such as ``Caption.words``.
-        table: Phrases of one to four words. By default, the names of COCO's categories.
+        table: The category of each phrase of one to four words, or None for a phrase without a
+            category. By default, the phrases that name COCO's categories.
 
     Returns:
         The names, in the order of the caption.
@@ -114,7 +115,10 @@ def phrases(entries: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _table() -> dict[tuple[str, ...], str | None]:
-    """Build the table of COCO's phrases and their categories; see ``Phrases``."""
+    """Build a dictionary from phrases (words) to the COCO category that each phrase names.
+
+    The category is None for phrases that name no category but contain the name of one ("toy car").
+    """
     table: dict[tuple[str, ...], str | None] = {}
     table.update(dict.fromkeys(product(_LISTS["verbs"], _LISTS["ways"])))
     for category in _LISTS["animals"] + _LISTS["vehicles"]:

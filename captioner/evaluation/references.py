@@ -218,7 +218,11 @@ _Vectors = tuple[int, list[tuple[dict[str, float], float]]]
 
 
 def _weighted(grams: Ngrams, frequencies: DocumentFrequencies) -> _Vectors:
-    """Return the vectors g of a caption, or g_r of a reference (see the module's docstring)."""
+    """Return a caption or reference in the form that CIDEr-D compares.
+
+    The form consists of the length in bigrams, and the n-grams of each length with their norm. The
+    count of an n-gram is multiplied by its rarity, ln(documents / document frequency).
+    """
     vectors = [*map(frequencies.weighted, grams)]
     norms = [math.sqrt(sum(value * value for value in one.values())) for one in vectors]
     return grams[1].total(), [*zip(vectors, norms, strict=True)]

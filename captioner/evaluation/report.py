@@ -349,7 +349,7 @@ def _metrics(report: Report) -> list[str]:
 
 
 def _scale(metric: str) -> int:
-    """Return the factor that turns a metric into points (100) or leaves it in words (1)."""
+    """Return the factor with which a metric is shown: 100 for scores in points, 1 for lengths."""
     return 1 if metric in _IN_WORDS else 100
 
 

@@ -152,7 +152,11 @@ class CaptionReward:
 def _rare_words(
     caption: Ngrams, references: Sequence[Ngrams], frequencies: DocumentFrequencies
 ) -> float:
-    """Compute the term R of the reward for one caption (see the module's docstring)."""
+    """Compute the reward's term for rare words, R, for one caption.
+
+    R adds up the rarity of the words that a reference also contains, and subtracts the rarity of
+    all other words. A word's rarity is ln(N / df) / ln N, if df of N photos have it in references.
+    """
     said = set().union(*(one[0] for one in references))
     weights = frequencies.weighted(dict.fromkeys(caption[0], 1))
     total = math.fsum(weight if word in said else -weight for word, weight in weights.items())

@@ -333,7 +333,7 @@ def tokenize(text: str) -> list[str]:
 def _take_token(text: str, position: int, tokens: list[str]) -> int:
     """Append the token that starts at a position to ``tokens``, and return the next position.
 
-    If the jar drops the character at the position, no token is appended.
+    If the Java tokenizer drops the character at the position, no token is appended.
     """
     first = text[position]
     kind = "a" if first.isalpha() else "0" if first.isdecimal() else "."

@@ -102,7 +102,7 @@ def train(
 
 
 def run(config: TrainConfig, options: TrainOptions) -> TrainingResult | str:
-    """Train a model, or return the estimates of a dry run as text.
+    """Train a model and return the result, or return the estimates of a dry run as text.
 
     `train` and the command ``captioner train`` share this function.
     """

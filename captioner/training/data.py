@@ -158,9 +158,10 @@ def encode_captions(
 
 
 def repeat_photos(photos: Sequence[Example], config: DataConfig) -> list[Example]:
-    """Return the photos of one epoch, with each photo repeated as ``data.repeats`` sets.
+    """Return the photos of one epoch, with each photo repeated as often as ``data.repeats`` states.
 
-    Each repetition has its own random choice of captions, flip and augmentation.
+    The setting has one number per captions file. Each repetition has its own random choice of
+    captions, flip and augmentation.
     """
     if not config.repeats:
         return list(photos)
@@ -177,7 +178,7 @@ def open_features(
     train: Sequence[Example],
     val: Sequence[Example],
 ) -> tuple[FeatureCache, list[Example]]:
-    """Open the feature cache of ``data.features``, and check that it fits the run.
+    """Open the cache of encoder features in ``data.features``, and check that it fits the run.
 
     Returns:
         The cache.

@@ -89,7 +89,7 @@ diverged."""
 
 
 class Forward(nn.Module):
-    """The objective in the run's precision.
+    """A module that computes the loss of a batch in the run's precision, such as bf16.
 
     It is a module, because DistributedDataParallel, which averages the gradients of several
     processes, can only wrap modules.

@@ -77,7 +77,8 @@ class Objective:
 
         Args:
             training: The settings of the run, with the weights of the losses.
-            stems: Targets of the reading network, or None if the run does not train this network.
+            stems: The content words of each photo's captions, which the reading network learns to
+                predict, or None if the run does not train this network.
         """
         self.training, self.stems = training, stems
         self._sums: defaultdict[str, Any] = defaultdict(float)
@@ -91,7 +92,7 @@ class Objective:
         raise NotImplementedError
 
     def sums(self) -> dict[str, float | Tensor]:
-        """Return the sums over all batches since the last call, by name (see ``EPOCH_SUMS``).
+        """Return the sums over all batches since the last call, such as the loss, by name.
 
         The loss stays a tensor on the device, because converting it would make every step wait.
         """
@@ -110,7 +111,8 @@ class Objective:
     ) -> Tensor:
         """Return the weighted sum of all losses, and add up the cross-entropy for ``sums``.
 
-        The loss of the reading network is included if the network is trained.
+        The loss of the reading network, which predicts a photo's content words, is included if the
+        network is trained.
 
         Args:
             model: The model.
@@ -318,7 +320,10 @@ class SelfCritical(Objective):
         return samples
 
     def advantages(self, image_ids: Sequence[int], samples: list[list[Hypothesis]]) -> Tensor:
-        """Return each sample's reward minus the mean reward of the photo's others, (B, R)."""
+        """Return each sample's reward minus the mean reward of the photo's other samples.
+
+        The result has the shape (B, R), for R samples of each of B photos.
+        """
         words = [[one.tokens for one in of_photo] for of_photo in samples]
         ended = [[one.ended for one in of_photo] for of_photo in samples]
         rewards = self.reward(image_ids, words, ended)

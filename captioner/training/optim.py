@@ -16,8 +16,9 @@ from captioner.options import TrainingConfig
 def make_optimizer(model: CaptionModel, config: TrainingConfig) -> torch.optim.AdamW:
     """Build AdamW with separate peak learning rates for the encoder and the rest of the model.
 
-    The reading network has the same rate as the decoder. Weight decay applies to matrices only, not
-    to biases and norms. At every step, the trainer sets ``lr`` of each group from its ``peak_lr``.
+    The reading network, which predicts a photo's content words, has the same rate as the decoder.
+    Weight decay applies to matrices only, not to biases and norms. At every step, the trainer sets
+    ``lr`` of each group from its ``peak_lr``.
     """
     groups = []
     modules: list[tuple[nn.Module, float]] = [

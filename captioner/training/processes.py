@@ -32,7 +32,7 @@ class Processes:
     """
 
     def __init__(self, folder: Path, trackers: Sequence[str] = ()) -> None:
-        """Connect to the other processes that torchrun has started.
+        """Connect to the other processes that torchrun has started, if any.
 
         Args:
             folder: The run folder. TensorBoard writes its files to its folder ``tensorboard``.

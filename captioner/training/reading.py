@@ -29,9 +29,10 @@ MIN_PHOTOS = 40
 def add_reading(stored: StoredModel, photos: Sequence[Example]) -> None:
     """Add an untrained reading network to a model, for the frequent stems in the training captions.
 
-    A stem is frequent if the captions of at least ``MIN_PHOTOS`` photos contain it. A stem is left
-    out if the vocabulary contains no word with this stem. With sub-word pieces, all frequent stems
-    are kept. The most frequent stem comes first.
+    The network predicts the content words that a photo shows, as stems. A stem stands for all forms
+    of a word: "dog" for dog and dogs. A stem is frequent if the captions of at least ``MIN_PHOTOS``
+    photos contain it. A stem is left out if the vocabulary contains no word with this stem. With
+    sub-word pieces, all frequent stems are kept. The most frequent stem comes first.
 
     Args:
         stored: The model. The network, its stems and its initial frequencies are set.

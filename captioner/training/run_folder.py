@@ -138,7 +138,7 @@ def stop_signals() -> Iterator[Event]:
     stop = Event()
 
     def request(number: int, frame: object) -> None:
-        """Set the event, or stop at once at the second Ctrl-C."""
+        """Ask the run to stop after its current step, or stop at once at the second Ctrl-C."""
         del frame
         # A second Ctrl-C stops at once. A second SIGTERM does not, because launchers forward it to
         # processes that have already received it from the system.

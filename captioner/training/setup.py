@@ -184,7 +184,10 @@ def _model(
 
 
 def _resolved(config: TrainConfig, stored: StoredModel) -> TrainConfig:
-    """Fill in the settings that the model determines, and return the resolved config."""
+    """Return a copy of the config with the settings that the model determines filled in.
+
+    An example is the name of the encoder.
+    """
     model = stored.model
     encoder = replace(
         config.encoder,

@@ -70,7 +70,7 @@ class Progress:
     """Values of ``EPOCH_SUMS`` since the last row of steps.jsonl, and the step of that row."""
 
     def add(self, sums: Mapping[str, float], seconds: float) -> None:
-        """Add the values of ``EPOCH_SUMS`` for some steps, and the time that these steps took."""
+        """Add sums over some steps, such as the loss, and the time of these steps (seconds)."""
         for held in (self.sums, self.curve):
             held |= {name: held.get(name, 0.0) + value for name, value in sums.items()}
         self.seconds += seconds
@@ -137,7 +137,7 @@ class Progress:
 def means(sums: Mapping[str, float]) -> dict[str, float]:
     """Return the loss per word (nats), and for sampled captions the mean baseline and reward.
 
-    ``sums`` has the names in ``EPOCH_SUMS``.
+    ``sums`` contains the sums over the steps of an epoch by name, such as the loss and the words.
     """
     found = {"loss": sums["loss"] / max(1, sums["words"])}
     if sums["samples"]:

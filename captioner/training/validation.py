@@ -127,7 +127,7 @@ def _caption(
     given: list[_Input],
     options: SearchOptions,
 ) -> Iterator[Sentence]:
-    """Caption a batch of photos of one style, and score their reference captions."""
+    """Caption a batch of photos of one style, and compute the loss of their reference captions."""
     inputs, crop_boxes, seeds = zip(*given, strict=True)
     model, device, vocabulary = captioner.model, captioner.device, captioner.stored.vocabulary
     photos = upload(torch.stack(inputs), device)  # outside autocast, which allows only one type
