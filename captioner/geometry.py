@@ -38,7 +38,7 @@ class Axis(NamedTuple):
 
     @classmethod
     def even(cls, count: int, start: float = 0.0, stop: float = 1.0) -> Axis:
-        """Return the axis for ``count`` equal cells between start and stop."""
+        """Return the axis for ``count`` equal cells (regions) between start and stop."""
         pitch = (stop - start) / max(count, 1)
         return cls(start + pitch / 2, pitch, start, stop)
 
@@ -48,11 +48,13 @@ class Axis(NamedTuple):
         return Axis(first, scale * self.pitch, start, stop)
 
     def centres(self, count: int) -> Array:
-        """Return the centres of the regions, (count,)."""
+        """Return the centres of ``count`` regions, (count,), in the unit of the axis."""
         return self.first + self.pitch * np.arange(count, dtype=np.float64)
 
     def borders(self, count: int) -> Array:
-        """Return the borders of the cells, (count + 1,).
+        """Return the borders between the cells of ``count`` regions along the axis, (count + 1,).
+
+        The cell of a region contains the points that are nearest to its centre.
 
         The outer borders are start and stop. All other borders are half way between two centres.
         """
@@ -96,7 +98,11 @@ class Axis(NamedTuple):
 
 
 class Geometry(NamedTuple):
-    """The regions along both axes."""
+    """The positions of the regions of an attention map, along both axes of a photo.
+
+    The unit of both axes is a pixel of the encoder's input, or a fraction of the photo's height (y)
+    and width (x).
+    """
 
     y: Axis
     x: Axis
@@ -110,7 +116,11 @@ class Geometry(NamedTuple):
         right: float = 1.0,
         bottom: float = 1.0,
     ) -> Geometry:
-        """Return a grid (Gh, Gw) of equal cells that fill a box."""
+        """Return the geometry of Gh x Gw equal regions that fill a box.
+
+        ``grid`` is (Gh, Gw), the number of rows and columns. The sides of the box have the unit of
+        the geometry: pixels, or fractions of the photo (default: the whole photo).
+        """
         return cls(Axis.even(grid[0], top, bottom), Axis.even(grid[1], left, right))
 
     @classmethod
@@ -134,9 +144,9 @@ class Geometry(NamedTuple):
         return cls(y, x)
 
     def from_centre(self, grid: tuple[int, ...]) -> Array:
-        """Return the square of each region's distance from the centre of the grid, (Gh, Gw).
+        """Return the square of each region's distance from the centre of all regions, (Gh, Gw).
 
-        Distances are fractions of the height and width of the part of the photo that the encoder
+        ``grid`` is (Gh, Gw), the number of rows and columns of regions. Distances are fractions of the height and width of the part of the photo that the encoder
         sees.
         """
         y, x = (
@@ -148,11 +158,19 @@ class Geometry(NamedTuple):
 
     @property
     def covers_photo(self) -> bool:
-        """True if the regions cover the whole photo. The geometry must be in fractions."""
+        """True if the regions cover the whole photo, so that the encoder sees all of it.
+
+        The positions must be fractions of the photo's height and width, not pixels.
+        """
         return all(axis.start < 1e-6 and axis.stop > 1 - 1e-6 for axis in self)
 
     def to_dict(self) -> dict[str, dict[str, float]]:
-        """Return ``x`` and ``y``, each with ``first``, ``pitch``, ``start`` and ``stop``."""
+        """Return the positions of the regions as JSON values, rounded to 6 decimals.
+
+        The keys ``x`` and ``y`` each contain ``first`` (centre of the first region), ``pitch``
+        (distance between neighbouring centres), and ``start`` and ``stop`` (limits of the part that
+        the encoder sees).
+        """
         return {
             name: {key: round(value, 6) for key, value in axis._asdict().items()}
             for name, axis in (("x", self.x), ("y", self.y))

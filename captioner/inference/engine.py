@@ -38,7 +38,7 @@ class Prepared(NamedTuple):
     pixels: tuple[NDArray[np.uint8], ...]
     """The pixels for each model, (H, W, 3)."""
     crop_box: CropBox
-    """The part of the photo that the first model sees."""
+    """The part of the photo that the first model sees, as fractions of its width and height."""
 
     @property
     def seed(self) -> int:
@@ -57,10 +57,15 @@ class CaptionScores(NamedTuple):
     alphas: Array
     """Attention weights, (B, R, T, L)."""
     gates: Array
-    """Context gates, (B, R, T)."""
+    """Context gates, (B, R, T): how much each word uses the photo, from 0 (not at all) to 1."""
 
     def hypothesis(self, row: int, tokens: list[int]) -> Hypothesis:
-        """Return the scores of a photo's first caption in the form of a search result."""
+        """Return the scores of a photo's first caption in the form of a search result.
+
+        Args:
+            row: Index of the photo in the batch.
+            tokens: Token ids of the caption, without start and end tokens.
+        """
         length = len(tokens)
         log_probs = self.log_probs[row, 0, np.arange(length + 1), [*tokens, END]]
         return Hypothesis(
@@ -89,30 +94,66 @@ class Engine(Protocol):
         """Return the context manager in which the search and all other methods must run."""
 
     def encode(self, pixels: NDArray[np.uint8]) -> Any:
-        """Encode photos, (B, H, W, 3), and return their features as an opaque object, the grids."""
+        """Encode the pixels of photos, (B, H, W, 3), and return the features of their regions.
+
+        The features are called grids. Only the engine itself can use this object.
+        """
 
     def memory(self, grids: Any) -> Any:
-        """Compute the decoder's inputs for the photos as an opaque object, the memory."""
+        """Compute the decoder's inputs for photos from their features (grids, from ``encode``).
+
+        The inputs are called the memory. Only the engine itself can use this object.
+        """
 
     def read(self, grids: Any) -> Reading | None:
-        """Return the model's reading of the photos, or None if the model has no reading."""
+        """Return the log-odds that the photos show each word, for whole photos and for each region.
+
+        This result is called the model's reading of the photos. It is computed from the features
+        before any caption is written. The log-odds are float32, (B, S) and (B, L, S), for S word
+        stems such as "dog" (for dog and dogs).
+
+        Args:
+            grids: Features of the photos, from ``encode``.
+
+        Returns:
+            The reading, or None if the model was trained without the part that computes it.
+        """
 
     def summary(self, memory: Any) -> NDArray[np.float32]:
-        """Return the mean of each photo's region features, as the decoder uses them, (B, D)."""
+        """Return the mean of each photo's region features, as the decoder uses them, (B, D).
+
+        ``memory`` contains the decoder's inputs for the photos, from the method ``memory``.
+        """
 
     def stepper(self, memory: Any, start: int) -> Any:
-        """Return a new ``Stepper`` for a search that begins with the start token (its token id)."""
+        """Return a new ``Stepper``, which runs the decoder one word at a time during a search.
+
+        Args:
+            memory: The decoder's inputs for the photos, from ``memory``.
+            start: Id of the token that begins every caption.
+        """
 
     def score(self, memory: Any, tokens: NDArray[np.int64]) -> CaptionScores:
-        """Score captions, given as token ids of the start token, words and padding, (B, R, T)."""
+        """Return the decoder's results at every word of given captions of the photos.
+
+        Args:
+            memory: The decoder's inputs for B photos, from ``memory``.
+            tokens: R captions per photo, as the ids of the start token, words and padding,
+                (B, R, T).
+        """
 
 
 def _average(
     parts: Sequence[CaptionScores | Advance], *, one_grid: bool
 ) -> tuple[Array, Array, Array]:
-    """Return the mean of the probabilities, and of attention and gates if the grids agree.
+    """Average the results of several models, and return log-probabilities, attention and gates.
 
-    If the grids differ, attention and gates come from the first member (see `Ensemble`).
+    The probabilities of words are always averaged, and the logarithm of their mean is returned.
+
+    Args:
+        parts: The results of each model for the same photos and words.
+        one_grid: True if all models divide a photo into the same regions. Attention weights and
+            context gates are then averaged too. Otherwise, those of the first model are returned.
     """
     log_probs, *maps = zip(*parts, strict=True)
     alphas, gates = (mean(each if one_grid else each[:1]) for each in maps)
@@ -120,7 +161,9 @@ def _average(
 
 
 class EnsembleStepper:
-    """A stepper that advances the steppers of several models together (see `Ensemble`).
+    """A stepper that runs the decoders of several models together, one word at a time.
+
+    The probabilities that the models assign to the next word are averaged.
 
     The steppers must be new, and must have the same vocabulary and photos. If ``one_grid`` is true,
     region l is the same part of the photo for every model.
@@ -134,21 +177,21 @@ class EnsembleStepper:
 
     @property
     def batch_size(self) -> int:
-        """See ``Stepper.batch_size``."""
+        """The number of photos that are not finished yet."""
         return self.members[0].batch_size
 
     def advance(self, tokens: Array) -> Advance:
-        """See ``Stepper.advance``."""
+        """Pass the last word of each beam, (B, K), to all decoders, and score the next word."""
         advances = [member.advance(tokens) for member in self.members]
         return Advance(*_average(advances, one_grid=self.one_grid))
 
     def reorder(self, parents: Array) -> None:
-        """See ``Stepper.reorder``."""
+        """Let beam k of photo b continue beam ``parents[b, k]`` of the last step in every model."""
         for member in self.members:
             member.reorder(parents)
 
     def keep(self, rows: Array) -> None:
-        """See ``Stepper.keep``."""
+        """Drop all photos except those with these indices in the batch."""
         for member in self.members:
             member.keep(rows)
 
@@ -170,7 +213,10 @@ class Ensemble:
         return max(engine.preprocessing.image_size for engine in self.engines)
 
     def prepare(self, image: Image.Image) -> Prepared:
-        """Resize an RGB image for every model. Models with equal `pixel_format` share pixels."""
+        """Resize an RGB image for every model.
+
+        Models that need the same image size, resizing and channel order share the pixels.
+        """
         kinds = {
             pixel_format(engine.preprocessing): engine.preprocessing for engine in self.engines
         }
@@ -179,7 +225,7 @@ class Ensemble:
         return Prepared(pixels, self.engines[0].preprocessing.crop_box(*image.size))
 
     def encode(self, photos: Sequence[Prepared]) -> list[Any]:
-        """Encode photos, and return their encoded form (grids) for each model."""
+        """Encode photos, and return the features of their regions (grids) for each model."""
         with self.engines[0].running():
             return [
                 engine.encode(np.stack([photo.pixels[number] for photo in photos]))
@@ -187,12 +233,23 @@ class Ensemble:
             ]
 
     def memories(self, grids: Sequence[Any]) -> list[Any]:
-        """Compute the decoder's inputs for the photos, and return one memory per model."""
+        """Compute the inputs of each model's decoder from the photos' features (``encode``).
+
+        The result has one entry, called memory, for each model.
+        """
         with self.engines[0].running():
             return [engine.memory(grid) for engine, grid in zip(self.engines, grids, strict=True)]
 
     def read(self, grids: Sequence[Any]) -> Reading | None:
-        """Return the first model's reading of the encoded photos (see ``Engine.read``)."""
+        """Return the first model's reading of photos: log-odds that they show each word.
+
+        Args:
+            grids: Features of the photos for each model, from ``encode``.
+
+        Returns:
+            The log-odds for whole photos, (B, S), and for each region, (B, L, S), or None if the
+            first model was trained without a reading.
+        """
         with self.engines[0].running():
             return self.engines[0].read(grids[0])
 
@@ -204,7 +261,15 @@ class Ensemble:
         seeds: Sequence[int],
         worth: Worth | None = None,
     ) -> list[list[Hypothesis]]:
-        """Search for captions (see ``search.search``).
+        """Search for the best captions of each photo, and return them best first.
+
+        Args:
+            memories: The decoder's inputs for the photos, one entry per model, from ``memories``.
+            options: The search options.
+            vocabulary: The vocabulary that all models share.
+            seeds: Seed of each photo for random sampling.
+            worth: Probabilities that words are true of the photos, which the search rewards. None:
+                no rewards.
 
         Raises:
             ConfigError: A word in the options is unknown, or no caption satisfies the options.
@@ -226,7 +291,20 @@ class Ensemble:
         options: SearchOptions,
         vocabulary: Vocabulary,
     ) -> list[Hypothesis | None]:
-        """Continue one caption of each photo (see ``left_out.continuations``)."""
+        """Continue one caption of each photo with the most probable words.
+
+        With the option ``certainty``, a search may end captions early. The continuation shows the
+        words that it left out.
+
+        Args:
+            memories: The decoder's inputs for the photos, one entry per model, from ``memories``.
+            captions: Token ids of one caption per photo, without start and end tokens.
+            options: The search options. Their rules also apply to the continuation.
+            vocabulary: The vocabulary that all models share.
+
+        Returns:
+            For each photo the words after the caption, or None if the decoder would add no word.
+        """
         words, start = encode_search_words(options, vocabulary), vocabulary.start(options.style)
         with self.engines[0].running():
             return continuations(self._stepper(memories, start), captions, options, words)
@@ -241,7 +319,13 @@ class Ensemble:
     def score(
         self, memories: Sequence[Any], captions: Sequence[Sequence[list[int]]], start: int
     ) -> CaptionScores:
-        """Score given captions of each photo, as lists of token ids, and return NumPy arrays."""
+        """Return the results of the decoder for given captions of each photo, as NumPy arrays.
+
+        Args:
+            memories: The decoder's inputs for the photos, one entry per model, from ``memories``.
+            captions: Captions of each photo, as token ids without start and end tokens.
+            start: Id of the token that begins every caption.
+        """
         count = max(len(group) for group in captions)
         longest = max(len(tokens) for group in captions for tokens in group)
         inputs = np.full((len(captions), count, longest + 1), PAD, dtype=np.int64)

@@ -35,7 +35,8 @@ from captioner.search.worth import FUNCTION_WORD, UNKNOWN_WORD
 from captioner.text.vocabulary import SPECIAL_NAMES, Vocabulary, content_words
 
 READING = "reading"
-"""Name of the config entry, and of the output of the ONNX graph that contains the log-odds."""
+"""Name of two things: the config entry with the words that the model can recognize in a photo, and
+the output of the ONNX graph with the log-odds of these words."""
 
 MIN_PROBABILITY = 0.3
 """Smallest probability of a keyword. Less probable keywords are left out."""
@@ -49,7 +50,10 @@ _Phrases = tuple[tuple[str, ...], ...]
 
 
 class Reading(NamedTuple):
-    """A model's reading of a batch of photos."""
+    """A model's reading of photos: log-odds that they show each of S word stems, float32.
+
+    For example, the stem "dog" stands for dog and dogs. L is the number of regions in a photo.
+    """
 
     words: _Array
     """Log-odds that a photo shows each stem, (B, S)."""
@@ -59,14 +63,15 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True)
 class ReadingWords:
-    """The words that a model's reading covers."""
+    """The words that a model can recognize in a photo without writing a caption (its reading)."""
 
     stems: tuple[str, ...]
-    """The S stems, in the order of the reading's log-odds."""
+    """The S word stems, such as "dog" for dog and dogs, in the order of the reading's log-odds."""
     rows: tuple[int, ...]
-    """For each word of the vocabulary, the index of its stem, or -1."""
+    """For each word of the vocabulary, the index of its stem, or -1 if it has none of the stems."""
     keywords: Mapping[str, _Phrases] = field(default_factory=dict)
-    """For each keyword, the phrases that count as this keyword. A phrase is a tuple of stems."""
+    """For each keyword, the phrases that count as this keyword, such as couch and sofa for "couch".
+    A phrase is a tuple of stems."""
 
     @classmethod
     def of(
@@ -75,7 +80,15 @@ class ReadingWords:
         vocabulary: Vocabulary,
         keywords: Mapping[str, _Phrases] | None = None,
     ) -> ReadingWords:
-        """Find the stem of each word in a vocabulary. Pieces of words have no stem."""
+        """Create the object, and find the stem of each word in a vocabulary, such as dog for dogs.
+
+        Args:
+            stems: The word stems that the model can recognize in a photo.
+            vocabulary: The vocabulary of the model. If it consists of pieces of words, the pieces
+                get no stem.
+            keywords: For each keyword, the phrases that count as this keyword, as tuples of stems.
+                None: no keywords.
+        """
         from captioner.text.content import stem  # captioning does not need the stemmer
 
         numbers = {one: row for row, one in enumerate(stems)}
@@ -117,7 +130,10 @@ class ReadingWords:
         return cls(stems, rows, keywords)
 
     def as_config(self, hidden: int) -> dict[str, Any]:
-        """Return the config entry of the reading. ``hidden`` is the size of its hidden layer."""
+        """Return these words as an entry of ``config.json``.
+
+        ``hidden`` is the size of the hidden layer in the network that recognizes the words.
+        """
         keywords = {
             word: [" ".join(phrase) for phrase in phrases]
             for word, phrases in self.keywords.items()
@@ -127,15 +143,15 @@ class ReadingWords:
     def token_rows(self, vocabulary: Vocabulary) -> NDArray[np.int64]:
         """Return the index of the stem of each token in the vocabulary, (V,).
 
-        Content words without a stem get ``UNKNOWN_WORD``. All other tokens without a stem get
-        ``FUNCTION_WORD``.
+        Content words without a stem get ``UNKNOWN_WORD`` (-2). All other tokens without a stem get
+        ``FUNCTION_WORD`` (-1).
         """
         rows = np.array([*[FUNCTION_WORD] * len(SPECIAL_NAMES), *self.rows])
         is_content = [*[False] * len(SPECIAL_NAMES), *content_words(vocabulary.words)]
         return np.where((rows == FUNCTION_WORD) & is_content, UNKNOWN_WORD, rows)
 
     def of_tokens(self, words: _Array) -> _Array:
-        """Convert the log-odds of stems, (B, S), to log-odds of tokens, (B, V).
+        """Convert the log-odds that photos show word stems, (B, S), to those of tokens, (B, V).
 
         Tokens without a stem, such as function words, get NaN.
         """
@@ -158,12 +174,12 @@ class ReadingWords:
         "dog" next to "hot dog".
 
         Args:
-            words: Log-odds of the stems, (S,).
+            words: Log-odds that the photo shows each word stem, (S,).
             regions: Log-odds of the stems in each region, (Gh, Gw, S).
             count: Maximum number of keywords.
-            neutral: Use "person" for men and women (see ``SearchOptions.neutral``).
-            familiarity: Factor between 0 and 1 for all probabilities (see
-                ``Calibrator.familiarity``).
+            neutral: Use "person" for men and women, and "child" for boys and girls.
+            familiarity: Factor for all probabilities: 1 for photos, lower for images that do not
+                look like photos, and at least 0.
         """
         keywords = self._neutral if neutral else self._plain
         odds = words[keywords.rows].min(axis=1)  # per phrase: the odds of its least probable stem
@@ -207,7 +223,7 @@ class _Keywords(NamedTuple):
 
     @classmethod
     def of(cls, stems: Sequence[str], keywords: Mapping[str, _Phrases]) -> _Keywords:
-        """Look up the stems of all phrases."""
+        """Look up the indices of the stems in all phrases of each keyword."""
         numbers = {stem: row for row, stem in enumerate(stems)}
         phrases = [phrase for some in keywords.values() for phrase in some]
         longest = max(map(len, phrases))
@@ -217,12 +233,12 @@ class _Keywords(NamedTuple):
         return cls(tuple(keywords), rows, np.cumsum([0, *counts[:-1]]))
 
     def phrases(self, number: int) -> slice:
-        """Return the phrases of a keyword, as a slice of ``rows``."""
+        """Return the phrases of the keyword with this index, as a slice of ``rows``."""
         ends = [*self.starts[1:], len(self.rows)]
         return slice(self.starts[number], ends[number])
 
     def map_of(self, number: int, regions: _Array) -> _Array:
-        """Return the log-odds of a keyword in each region, (Gh, Gw).
+        """Return the log-odds of the keyword with index ``number`` in each region, (Gh, Gw).
 
         ``regions`` are the log-odds of the stems in each region, (Gh, Gw, S).
         """
@@ -232,5 +248,9 @@ class _Keywords(NamedTuple):
 
 
 def has_keywords(reading: ReadingWords | None) -> bool:
-    """Return whether a model supports keywords, given the words of its reading."""
+    """Return whether a model supports keywords.
+
+    ``reading`` contains the words that the model can recognize in a photo, or is None if it cannot
+    recognize words.
+    """
     return reading is not None and bool(reading.keywords)

@@ -27,15 +27,21 @@ _Rows = NDArray[np.integer[Any]]
 
 @dataclass(frozen=True)
 class WordTruth:
-    """The equation for the truth of words, with its fitted numbers."""
+    """The equation for the probability that a word is true of a photo, with its fitted numbers.
+
+    truth = sigmoid(scale z + log_prob_weight log p + bias)
+
+    z is the log-odds that the photo shows the word, and p is the decoder's probability of it.
+    """
 
     scale: float
-    """Factor of z, the log-odds that the photo shows the word's stem."""
+    """Factor of z, the log-odds that the photo shows the word's stem (dog for dogs)."""
     log_prob_weight: float
     """Factor of the decoder's log-probability of the word."""
     bias: float
     unknown: float
-    """Value of z for content words without a stem."""
+    """Value of z, the log-odds that the photo shows a word, for content words whose stem the model
+    cannot recognize in a photo."""
     search_scale: float
     """Replacement for ``scale`` during the search, which uses the equation without log p."""
     search_bias: float
@@ -47,8 +53,8 @@ class WordTruth:
         """Return the log-odds that each word of a caption is true, (T,). Function words have NaN.
 
         Args:
-            rows: The index of each word's stem, or ``UNKNOWN_WORD`` or ``FUNCTION_WORD`` of
-                ``search.worth``, (T,).
+            rows: The index of each word's stem, (T,). Content words without a stem have
+                ``UNKNOWN_WORD`` (-2), and function words have ``FUNCTION_WORD`` (-1).
             log_probs: The decoder's log-probability of each word, (T,).
             z: Log-odds that the photo shows each stem, (S,).
         """
@@ -60,7 +66,10 @@ class WordTruth:
         return odds
 
     def truths(self, rows: _Rows, log_probs: _Floats, z: _Floats) -> NDArray[np.float32]:
-        """Return the probability that each word is true, (T,). For arguments see ``log_odds``."""
+        """Return the probability that each word of a caption is true of the photo, (T,), float32.
+
+        Function words, such as "the", have NaN. For the arguments see ``log_odds``.
+        """
         return probabilities(self.log_odds(rows, log_probs, z)).astype(np.float32)
 
     def search_truths(self, z: _Floats) -> NDArray[np.float32]:
@@ -72,15 +81,22 @@ class WordTruth:
             z: Log-odds that the photo shows each stem, (S,).
 
         Returns:
-            The probabilities, (S + 2,). The first S values belong to the stems. The last two values
-            belong to ``UNKNOWN_WORD`` (-2) and ``FUNCTION_WORD`` (-1) of ``search.worth``.
+            The probabilities, (S + 2,). The first S values belong to the stems. The next value is
+            for content words without a stem. The last value is NaN, for function words.
         """
         z = _with_constants(z, self.search_unknown)
         return probabilities(self.search_scale * z + self.search_bias).astype(np.float32)
 
 
 def _with_constants(z: _Floats, unknown: float) -> NDArray[np.float64]:
-    """Append the values for the indices ``UNKNOWN_WORD`` (-2) and ``FUNCTION_WORD`` (-1) to z."""
+    """Append values for words without a stem to the log-odds of the stems, and return (S + 2,).
+
+    Args:
+        z: Log-odds that the photo shows each word stem, (S,).
+        unknown: Log-odds for content words without a stem. They get the index -2.
+
+    The last value is NaN, for function words. They get the index -1.
+    """
     return np.concatenate([np.asarray(z, np.float64), [unknown, np.nan]])
 
 

@@ -31,7 +31,7 @@ _RANDOM = {"kaiming_uniform_", "uniform_", "normal_", "erfinv_"}
 
 
 def to_bytes(model: CaptionModel) -> bytes:
-    """Return a model's weights as the content of ``model.safetensors``."""
+    """Return a model's weights, as float16 if possible, as the bytes of ``model.safetensors``."""
     return save(unshared({n: to_float16(tensor) for n, tensor in model.state_dict().items()}))
 
 
@@ -58,7 +58,11 @@ def to_float16(tensor: Tensor) -> Tensor:
 
 
 def required_packages(model: CaptionModel, decoder: DecoderConfig) -> dict[str, Any]:
-    """Return the config entry ``requires``: records of scorers and encoders not built in."""
+    """Return a config entry that names the model's scorer and encoder if they are not built in.
+
+    A scorer computes the attention scores of the regions. The entry ``requires`` has one record for
+    each of the two. Without such parts, the result is empty.
+    """
     records = ENCODERS.provider(model.encoder.name), SCORERS.provider(decoder.attention)
     required = [record for record in records if record is not None]
     return {"requires": required} if required else {}
@@ -73,10 +77,19 @@ def read_network(
 ) -> CaptionModel:
     """Build the network that a model's config describes, and read its weights as float32.
 
-    The network is returned in eval mode.
+    The network is returned on the CPU and in eval mode.
+
+    Args:
+        path: The file ``model.safetensors`` in a model folder.
+        config: The content of the folder's ``config.json``.
+        decoder: The architecture of the decoder.
+        vocabulary: The vocabulary of the model. It determines the size of the output layer.
+        reading: The words that the model can recognize in a photo, or None if the network has no
+            part that recognizes words.
 
     Raises:
-        ModelError: The file does not fit the config, or a scorer or encoder is not available.
+        ModelError: The file does not fit the config, or is damaged. Or the model's encoder, or the
+            scorer that computes its attention scores, is not available.
     """
     preprocessing = Preprocessing.from_dict(config["preprocessing"])
     registries: dict[str, Registry[Any]] = {"encoder": ENCODERS, "scorer": SCORERS}
@@ -115,7 +128,7 @@ def read_network(
 
 
 class _WithoutInitialWeights(TorchFunctionMode):
-    """A context in which new layers of this thread leave their parameters uninitialized.
+    """A context manager in which new layers of this thread get uninitialized parameters.
 
     Drawing random weights takes longer than captioning a photo, and the weights from the file
     replace them anyway. Buffers are still initialized, because the file may lack them. Patching
