@@ -146,8 +146,8 @@ class Geometry(NamedTuple):
     def from_centre(self, grid: tuple[int, ...]) -> Array:
         """Return the square of each region's distance from the centre of all regions, (Gh, Gw).
 
-        ``grid`` is (Gh, Gw), the number of rows and columns of regions. Distances are fractions of the height and width of the part of the photo that the encoder
-        sees.
+        ``grid`` is (Gh, Gw), the number of rows and columns of regions. Distances are fractions of
+        the height and width of the part of the photo that the encoder sees.
         """
         y, x = (
             (axis.middles(count) - (axis.start + axis.stop) / 2) / (axis.stop - axis.start)

@@ -56,8 +56,8 @@ class _Encoded(NamedTuple):
     crop_boxes: Sequence[CropBox]
     seeds: Sequence[int]
     reading: Reading | None
-    """The first model's reading of the photos (see ``inference.reading``), or None if the model
-    has no reading."""
+    """The first model's reading of the photos, which is the log-odds that they show each word. None
+    if the model was trained without a reading."""
     grids: Sequence[Any] = ()
     """Features of the photos, for explanation methods that need the weights."""
 
@@ -120,7 +120,7 @@ class BatchCaptioner(Portable):
         return self._torch
 
     def options(self, **changes: Any) -> SearchOptions:
-        """Return the model's search options with some of them changed.
+        """Return the model's default search options with some of them changed.
 
         Raises:
             ConfigError: An option is unknown or invalid.
@@ -174,8 +174,8 @@ class BatchCaptioner(Portable):
         Args:
             photos: Photos from ``prepare``.
             options: Search options from ``options``.
-            alternatives: See ``Captioner.stream``.
-            method: See ``Captioner.stream``.
+            alternatives: Number of most probable words to add at each position of a caption.
+            method: Method that computes the maps, such as ``attention`` or ``occlusion``.
             check: Function that is called before the maps of each caption are computed. It can
                 raise an error to stop the work.
 
@@ -226,7 +226,15 @@ class BatchCaptioner(Portable):
         method: ExplanationMethod = "attention",
         style: str | None = None,
     ) -> list[Caption]:
-        """Add maps and probabilities to one given caption per photo (see ``Captioner.explain``)."""
+        """Add attention maps and log-probabilities to one given caption per photo.
+
+        Args:
+            photos: Photos from ``prepare``.
+            sentences: The words of each photo's caption, from ``known_words``.
+            alternatives: Number of most probable words to add at each position.
+            method: Method that computes the maps.
+            style: Style in which the model scores the captions (default: the model's own default).
+        """
         self._check(method, alternatives)
         vocabulary = self.stored.vocabulary
         captions = [vocabulary.encode(words) for words in sentences]
@@ -244,7 +252,10 @@ class BatchCaptioner(Portable):
     def observe_batch(
         self, photos: Sequence[Prepared], options: SearchOptions
     ) -> list[Observation]:
-        """Return the inputs of the confidence model for the best caption of each photo."""
+        """Search for captions, and return the inputs of the confidence model for each best caption.
+
+        The confidence model estimates the probability that nothing in a caption is false.
+        """
         encoded = self._encode(photos)
         return self._observations(encoded, self._find(encoded, options))
 
@@ -312,7 +323,10 @@ class BatchCaptioner(Portable):
         options: SearchOptions,
         method: ExplanationMethod,
     ) -> None:
-        """Add to each photo's best caption the words that the search left out."""
+        """Add to each photo's best caption the words that the decoder would have written next.
+
+        The search left these words out because they are probably not true of the photo.
+        """
         best = [hypotheses[0].tokens for hypotheses in found]
         rest = self.ensemble.continuations(encoded.memories, best, options, self.stored.vocabulary)
         rows = [row for row, one in enumerate(rest) if one is not None]
@@ -381,7 +395,10 @@ class BatchCaptioner(Portable):
         )
 
     def _worth(self, encoded: _Encoded) -> Worth | None:
-        """Return the truth of each word for each photo, or None if the model cannot estimate it."""
+        """Return the probability that each word is true of each photo.
+
+        The search rewards words by it. None if the model cannot estimate it.
+        """
         if (truth := self._truth) is None or encoded.reading is None:
             return None
         truths = np.stack([truth.search_truths(z) for z in encoded.reading.words])
@@ -394,7 +411,10 @@ class BatchCaptioner(Portable):
 
     @cached_property
     def _rows(self) -> NDArray[np.int64]:
-        """The index of each token's stem, (V,), or a constant from ``search.worth``."""
+        """The index of each token's word stem, such as dog for dogs, (V,).
+
+        Tokens without a stem have ``UNKNOWN_WORD`` (-2, content words) or ``FUNCTION_WORD`` (-1).
+        """
         vocabulary, reading = self.stored.vocabulary, self.stored.reading
         if reading is None:
             return np.full(len(vocabulary), FUNCTION_WORD)
@@ -468,7 +488,7 @@ class BatchCaptioner(Portable):
 
 
 def _joined(caption: Hypothesis, rest: Hypothesis) -> Hypothesis:
-    """Join a caption with its continuation."""
+    """Join a caption with its continuation, which contains the words that were left out."""
     log_probs, alphas, gates = (
         np.concatenate([getattr(one, name) for one in (caption, rest)])
         for name in ("token_log_probs", "alphas", "gates")

@@ -66,9 +66,10 @@ class Observation(NamedTuple):
     """The photo's vector: the mean of the features of its regions, as the decoder uses them,
     (D,)."""
     rows: NDArray[np.int64]
-    """Index of each word's stem, (T,). Words without a stem have a constant of ``search.worth``."""
+    """Index of each word's stem, (T,). Content words without a stem have ``UNKNOWN_WORD`` (-2), and
+    function words have ``FUNCTION_WORD`` (-1)."""
     z: NDArray[np.float32]
-    """Natural log-odds that the photo shows each stem, (S,), from the model's reading."""
+    """Natural log-odds that the photo shows each of S word stems, such as dog for dogs, (S,)."""
 
     def log_odds(self, truth: WordTruth | None) -> NDArray[np.float64]:
         """Return the log-odds that each word is true, (T,). Function words have NaN."""
@@ -79,7 +80,7 @@ class Observation(NamedTuple):
 
 @dataclass(frozen=True)
 class Calibrator:
-    """A fitted confidence model."""
+    """A fitted model of the confidence, the probability that nothing in a caption is false."""
 
     weights: NDArray[np.float64]
     """Weight of each feature, (F,)."""

@@ -49,7 +49,11 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class OnnxEngine:
-    """An engine that runs exported graphs. Its grids and memory are the encoder graph's outputs."""
+    """An engine that runs a model's exported graphs with ONNX Runtime, without torch.
+
+    The arguments ``grids`` (features of photos) and ``memory`` (inputs of the decoder) are both the
+    outputs of the encoder's graph by name.
+    """
 
     def __init__(self, stored: StoredModel, device: str, precision: str) -> None:
         """Load the graphs.
@@ -100,34 +104,41 @@ class OnnxEngine:
         )
 
     def running(self) -> AbstractContextManager[object]:
-        """See ``Engine.running``."""
+        """Return a context manager that does nothing, because ONNX Runtime needs none."""
         return nullcontext()
 
     def encode(self, pixels: NDArray[np.uint8]) -> Arrays:
-        """See ``Engine.encode``."""
+        """Encode the pixels of photos, (B, H, W, 3), and return the graph's outputs by name."""
         names = [one.name for one in self.encoder.get_outputs()]
         found = _run(self.encoder, names, {"pixels": pixels})
         _require_numbers(found[SUMMARY])
         return found
 
     def memory(self, grids: Arrays) -> Arrays:
-        """See ``Engine.memory``."""
+        """Return the outputs of ``encode`` unchanged, as they contain the decoder's inputs."""
         return grids
 
     def read(self, grids: Arrays) -> Reading | None:
-        """See ``Engine.read``."""
+        """Return log-odds that photos show each word (the reading), or None without a reading.
+
+        ``grids`` contains the outputs of ``encode``. The reading has log-odds for whole photos,
+        (B, S), and for each region, (B, L, S). Not every model is trained to compute it.
+        """
         return Reading(*(grids[name] for name in READ)) if READING in grids else None
 
     def summary(self, memory: Arrays) -> NDArray[np.float32]:
-        """See ``Engine.summary``."""
+        """Return the mean of each photo's region features, as the decoder uses them, (B, D)."""
         return memory[SUMMARY]
 
     def stepper(self, memory: Arrays, start: int) -> OnnxStepper:
-        """See ``Engine.stepper``."""
+        """Return a stepper, which runs the decoder word by word from the token id ``start``."""
         return OnnxStepper(self, memory, start)
 
     def score(self, memory: Arrays, tokens: NDArray[np.int64]) -> CaptionScores:
-        """Score captions word by word, as the graph runs a single step (see ``Engine.score``)."""
+        """Return the decoder's results at every word of given captions, one word after another.
+
+        ``tokens`` contains the ids of the start token, words and padding, (B, R, T).
+        """
         stepper = OnnxStepper(self, memory, 0)
         stepper.state = {n: part.repeat(tokens.shape[1], 1) for n, part in stepper.state.items()}
         steps = [stepper.step(tokens[:, :, t]) for t in range(tokens.shape[2])]
@@ -152,7 +163,7 @@ class OnnxStepper:
 
     @property
     def batch_size(self) -> int:
-        """The number of photos that the search has not finished."""
+        """The number of photos that are not finished yet."""
         return len(self.state["hidden"])
 
     def step(self, tokens: NDArray[np.int64]) -> Advance:
@@ -168,18 +179,21 @@ class OnnxStepper:
         return {name: np.ascontiguousarray(given[name]) for name in self.engine.inputs}
 
     def advance(self, tokens: NDArray[np.int64]) -> Advance:
-        """Score the next word of every beam. Tokens in ``NEVER_GENERATED`` get -inf."""
+        """Pass the last word of every beam, (B, K), to the decoder, and score the next word.
+
+        Tokens that a decoder never generates, such as padding, get -inf.
+        """
         advance = self.step(tokens)
         advance.log_probs[..., list(NEVER_GENERATED)] = -np.inf
         return advance
 
     def reorder(self, parents: NDArray[np.int64]) -> None:
-        """See ``Stepper.reorder``."""
+        """Let beam k of photo b continue beam ``parents[b, k]`` of the last step."""
         photos = np.arange(len(parents))[:, None]
         self.state = {name: part[photos, parents] for name, part in self.state.items()}
 
     def keep(self, rows: NDArray[np.int64]) -> None:
-        """See ``Stepper.keep``."""
+        """Drop all photos except those with these indices in the batch."""
         self.state = {name: part[rows] for name, part in self.state.items()}
         self.memory = {name: part[rows] for name, part in self.memory.items()}
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # the network is imported with torch
 
 @dataclass
 class StoredModel:
-    """The contents of a model folder."""
+    """The contents of a model folder in memory: network, vocabulary, options and other data."""
 
     network: CaptionModel | None
     """The network in float32 and eval mode on the CPU. None if it was not read yet, or if the
@@ -40,8 +40,8 @@ class StoredModel:
     calibrator: Calibrator | None = None
     """The model that estimates the confidence of captions, or None if it was not fitted."""
     reading: ReadingWords | None = None
-    """The words that the model's reading of a photo covers, or None if it has no reading (see
-    ``inference.reading``)."""
+    """The words that the model can recognize in a photo without writing a caption (its reading), or
+    None if it was trained without a reading."""
     grammar: Grammar | None = None
     """Rules for the endings of captions and for agreement between words, or None without such
     rules."""

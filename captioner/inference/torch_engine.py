@@ -39,7 +39,10 @@ ENCODED_TOGETHER = 8
 
 
 class TorchEngine:
-    """An engine that runs a model with torch. Its grids are features, (B, L, D)."""
+    """An engine that runs a model with torch.
+
+    Its methods pass features of photos as tensors, (B, L, D), which the arguments call grids.
+    """
 
     def __init__(self, model: CaptionModel, device: str, precision: Precision) -> None:
         """Prepare a copy of a model for inference on a device.
@@ -57,12 +60,12 @@ class TorchEngine:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """See ``Engine.running``."""
+        """Turn off gradients and set the precision during the block, for all other methods."""
         with torch.inference_mode(), autocast(self.precision, self.device):
             yield
 
     def encode(self, pixels: NDArray[np.uint8]) -> Tensor:
-        """See ``Engine.encode``."""
+        """Encode the pixels of photos, (B, H, W, 3), and return their features, (B, L, D)."""
         photos = torch.from_numpy(pixels)
         if self.device.type != "cpu":
             return self.model.encode(upload(photos, self.device))
@@ -70,30 +73,37 @@ class TorchEngine:
         return torch.cat([self.model.encode(part) for part in parts])
 
     def encode_features(self, features: Tensor) -> Tensor:
-        """Turn cached features into grids, (B, L, D)."""
+        """Turn cached features of the encoder into the features of the regions, (B, L, D)."""
         return self.model.to_features(upload(features, self.device))
 
     def memory(self, grids: Tensor) -> Memory:
-        """See ``Engine.memory``."""
+        """Compute the decoder's inputs for photos (memory) from their features, (B, L, D)."""
         return self.model.decoder.memory(grids)
 
     def read(self, grids: Tensor) -> Reading | None:
-        """See ``Engine.read``."""
+        """Return log-odds that photos show each word (the reading), or None without a reading.
+
+        ``grids`` contains the features of the photos, (B, L, D). The reading has log-odds for whole
+        photos, (B, S), and for each region, (B, L, S). Not every model is trained to compute it.
+        """
         if self.model.reading is None:
             return None
         return Reading(*(part.float().cpu().numpy() for part in self.model.reading(grids)))
 
     def summary(self, memory: Memory) -> NDArray[np.float32]:
-        """See ``Engine.summary``."""
+        """Return the mean of each photo's region features, as the decoder uses them, (B, D)."""
         vectors: NDArray[np.float32] = memory.summary.squeeze(1).float().cpu().numpy()
         return vectors
 
     def stepper(self, memory: Memory, start: int) -> DecoderStepper:
-        """See ``Engine.stepper``."""
+        """Return a stepper, which runs the decoder word by word from the token id ``start``."""
         return DecoderStepper(self.model.decoder, memory, start)
 
     def score(self, memory: Memory, tokens: NDArray[np.int64]) -> CaptionScores:
-        """See ``Engine.score``."""
+        """Return the decoder's results at every word of given captions.
+
+        ``tokens`` contains the ids of the start token, words and padding, (B, R, T).
+        """
         decoder = self.model.decoder
         unrolled = decoder(memory, upload(torch.from_numpy(tokens), self.device))
         logits = decoder.readout(unrolled.embedded, *unrolled.outputs)
@@ -168,12 +178,15 @@ class DecoderStepper:
 
     @property
     def batch_size(self) -> int:
-        """The number of photos that the search has not finished."""
+        """The number of photos that are not finished yet."""
         return self.memory.summary.shape[0]
 
     @torch.no_grad()
     def advance(self, tokens: Tensor) -> Advance:
-        """Score the next word of every beam. Tokens in ``NEVER_GENERATED`` get -inf."""
+        """Pass the last word of every beam, (B, K), to the decoder, and score the next word.
+
+        Tokens that a decoder never generates, such as padding, get -inf.
+        """
         embedded, word_inputs = self.decoder.words(tokens)  # (B, K, E), (B, K, 4N)
         step = self.decoder.step(word_inputs, self.state, self.memory)
         self.state = step.state
@@ -184,11 +197,11 @@ class DecoderStepper:
         return Advance(log_probs, step.alphas, step.beta.squeeze(-1))
 
     def reorder(self, parents: Tensor) -> None:
-        """See ``Stepper.reorder``."""
+        """Let beam k of photo b continue beam ``parents[b, k]`` of the last step."""
         photos = torch.arange(len(parents), device=parents.device).unsqueeze(1)
         self.state = self.state.select((photos, parents))
 
     def keep(self, rows: Tensor) -> None:
-        """See ``Stepper.keep``."""
+        """Drop all photos except those with these indices in the batch."""
         self.memory = self.memory.select(rows)
         self.state = self.state.select(rows)

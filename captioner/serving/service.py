@@ -68,10 +68,14 @@ photo."""
 
 
 class Service:
-    """A service that captions the photos of requests, within limits."""
+    """A service that reads, captions and answers the requests of a server.
+
+    It limits the number, size and duration of the requests (see `ServeOptions`). Each kind of work
+    has its own queue, called a lane, in which clients take turns.
+    """
 
     def __init__(self, model: Captioner, options: ServeOptions) -> None:
-        """Create the lanes and start their threads."""
+        """Create the queues for decoding, captioning and drawing (lanes), with their threads."""
         self.model, self.options = model, options
         self.metrics = Metrics(lambda: self.captions.waiting, lambda: self.in_flight)
         self.in_flight = 0  # slots that requests hold; most hold one
@@ -127,8 +131,9 @@ class Service:
 
         Args:
             request: The request, with options in its query and in its body.
-            model: The options that the request may set, from `query_model`.
-            render: Function that renders the response.
+            model: A pydantic model of the options that the request may set.
+            render: Function that makes the body of the response from the photo, its captions and
+                the options.
         """
         query = read_query(request.query_params, model)
         memory = check_headers(request, self.options, several=False)
@@ -154,7 +159,8 @@ class Service:
     async def decode(self, client: str, upload: Upload, side: int | None = None) -> Decoded:
         """Decode a photo and free its bytes, even if the request is cancelled meanwhile.
 
-        ``side`` is the longest side (pixels) of the picture to keep, or None to keep no picture.
+        ``client`` is the name for which the job waits its turn. ``side`` is the longest side
+        (pixels) of the picture to keep, or None to keep no picture.
         """
         try:
             with upload.data:
@@ -188,17 +194,28 @@ class Service:
         return Decoded(image.info["size"], self.model.prepare(image), picture)
 
     def wanted(self, options: Any) -> CaptionRequest:
-        """Return the `CaptionRequest` for the options of a request."""
+        """Return the checked options of a request, as a `CaptionRequest`.
+
+        Raises:
+            ConfigError: The options contradict each other, or the request costs too much.
+        """
         return caption_request(self.model, options, self.options.max_cost)
 
     def lane(self, wanted: CaptionRequest) -> Lane:
-        """Return the lane for a request. Requests that cost more than a full batch are separate."""
+        """Return the queue (lane) in which a request waits for the model.
+
+        Requests that cost more than a full batch have a separate lane.
+        """
         return self._costly if wanted.cost > self._batch_cost else self.captions
 
     def caption_photo(
         self, client: str, photo: Decoded, wanted: CaptionRequest
     ) -> asyncio.Future[list[Caption]]:
-        """Caption a photo in a batch with other photos, or alone if the request is costly."""
+        """Queue a photo for the model, and return a future of its captions, best first.
+
+        The photo is captioned in a batch with other photos, or alone if the request is costly.
+        ``client`` is the name for which the job waits its turn.
+        """
         return self.lane(wanted).submit(client, (photo.prepared, wanted))
 
     def _batch(self, first: Job, waiting: Iterable[Job]) -> list[Job]:
@@ -232,7 +249,13 @@ class Service:
         return found
 
     async def received(self, work: Awaitable[T], what: str) -> T:
-        """Wait for the upload of a photo, until the time limit or the server's shutdown."""
+        """Wait for the upload of a photo, until the time limit or the server's shutdown.
+
+        ``what`` names the upload in the error message.
+
+        Raises:
+            RequestError: The upload is late, or the server shuts down.
+        """
         seconds = self.options.timeout
 
         def late() -> RequestError:
@@ -244,7 +267,18 @@ class Service:
     async def captioned(
         self, work: Awaitable[T], cost: int, request: Request | None = None, photos: int = 1
     ) -> T:
-        """Wait for captions. Stop at the time limit, or if the server or the client leaves."""
+        """Wait for the captions of a request, and return them.
+
+        Args:
+            work: Awaitable that returns the captions or the response.
+            cost: Decoder steps per photo, for the error message.
+            request: The request, to stop if its client disconnects. None: do not check.
+            photos: Number of photos. The time limit is multiplied by this number.
+
+        Raises:
+            RequestError: The captions are late, the client has disconnected, or the server shuts
+                down.
+        """
         seconds = self.options.timeout
 
         def late() -> RequestError:
@@ -263,7 +297,7 @@ class Service:
 
     @contextmanager
     def slots(self, count: int, client: str) -> Iterator[None]:
-        """Reserve some of the ``max_queue`` slots during the block.
+        """Reserve ``count`` of the ``max_queue`` slots for a client during the block.
 
         Each slot stands for ``max_bytes`` of memory. Requests that need several slots share a
         quarter of all slots. If the server is otherwise idle, a request may need more slots than
