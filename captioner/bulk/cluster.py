@@ -93,6 +93,9 @@ def run_on_cluster(
 def _process(task: bytes, folder: str, item: Any) -> tuple[Any, str]:
     """Return the result of the task for an item and an empty text, or None and an error message.
 
+    ``task`` is the pickled task, and ``folder`` is the working folder of the driver, the process
+    that started the job.
+
     This function runs in a process of the cluster. It returns errors as text, because Ray would
     turn an exception into a traceback.
     """
@@ -106,9 +109,10 @@ def _process(task: bytes, folder: str, item: Any) -> tuple[Any, str]:
 
 @functools.lru_cache(maxsize=1)
 def _loaded(task: bytes, folder: str) -> Callable[[Any], Any]:
-    """Load the task from its pickled bytes, once per process, and change to the driver's folder.
+    """Load the task from its pickled bytes, and change to the driver's working folder.
 
-    The process then calls the task for item after item.
+    The driver is the process that started the job. A process loads the task once, and then calls
+    it for item after item.
     """
     keep_freed_memory(threads=True)  # as the command line does
     if Path(folder).is_dir():

@@ -80,7 +80,10 @@ def alt(options: AltOptions, given: dict[str, Any]) -> int:
 
 
 def _summarize(found: AltTexts, empty: bool) -> None:
-    """Report the number of images by category, and why images have no suggestion."""
+    """Report the number of images by category, and why images have no suggested text.
+
+    ``empty`` is True if images with an empty text are listed too (``--empty``).
+    """
     from captioner.data.html_images import EMPTY
 
     notes = {

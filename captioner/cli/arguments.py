@@ -238,7 +238,10 @@ def settings_help(config: type) -> str:
 
 
 def _help_of(field: OptionField, *, has_value: bool = True) -> str:
-    """Return the help of an option, with its default."""
+    """Return the help of an option, with its default.
+
+    Without ``has_value``, the default is left out, because the option is a flag.
+    """
     text = field.help.replace("%", "%%")
     if field.required and not field.shown.positional:
         return f"{text} Required."
@@ -295,7 +298,7 @@ def _first_sentence(options: Any) -> str:
 
 
 def _docstring(options: type) -> str:
-    """Return the docstring on one line.
+    """Return the docstring of a dataclass on one line, or an empty text without a docstring.
 
     Under ``python -OO``, the result is empty, because Python removes docstrings.
     """
@@ -326,7 +329,10 @@ _KINDS: dict[Any, Callable[[str], Any]] = {
 
 
 def _read(field: OptionField, text: str, *, entry: bool = False) -> Any:
-    """Read the value of an option, or a single ``entry`` of a list, from text."""
+    """Read the value of an option from text.
+
+    With ``entry``, the text is a single entry of a list.
+    """
     try:
         if field.type == tuple[str, ...] and not entry:  # words with commas or spaces
             return text.strip(" []").replace(",", " ").split()

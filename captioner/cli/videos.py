@@ -65,7 +65,11 @@ def video_rows(
 
 
 def merged(rows: Iterable[Row]) -> Iterator[Row]:
-    """Merge identical consecutive captions into the most confident one, over their whole time."""
+    """Merge consecutive rows with the same captions into one row.
+
+    The row has the start of the first row, the end of the last row, and the captions of the row
+    with the highest confidence.
+    """
     for _, group in groupby(rows, lambda row: [c["text"] for c in row["captions"]]):
         same = list(group)
         best = max(same, key=lambda row: [c["confidence"] or 0.0 for c in row["captions"]])

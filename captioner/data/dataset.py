@@ -176,11 +176,16 @@ def write_coco(photos: Sequence[Example], options: DatasetOptions) -> ImportSumm
 def _usable(
     photo: Example, images: NamedFiles | None, summary: ImportSummary
 ) -> tuple[Example, dict[str, int]] | None:
-    """Prepare a photo for writing, or return None if it is left out.
+    """Prepare a photo for writing, or return None if it has no captions or cannot be read.
+
+    Args:
+        photo: The photo.
+        images: Files of the photo folder, or None if the photos are not looked up.
+        summary: Counts the photos and captions that are left out.
 
     Returns:
-        The photo with its name on disk and without empty captions, and its width and height. A
-        photo that is left out is counted in ``summary``.
+        The photo with its name on disk and without empty captions, and its width and height in
+        pixels ({} if ``images`` is None).
     """
     captions = tuple(text for text in map(str.strip, photo.captions) if text.lower() not in EMPTY)
     summary.empty_captions += len(photo.captions) - len(captions)

@@ -498,9 +498,9 @@ def find_source(path: str | Path, layout: str = "auto") -> Path:
 def photo_folder(source: Path, given: str | None, columns: ColumnOptions = USUAL) -> Path:
     """Return the folder that contains the photos of a source.
 
-    This is ``given``, if it is set. Otherwise, it is the first of these folders that contains a
-    photo of the source: the source's own folder and the current folder. If both contain no photo,
-    it is the source's own folder.
+    The source is the file or folder with the captions. If the user has chosen a folder (``given``),
+    it is returned. Otherwise, the source's own folder is tried first, then the current folder. The
+    first of them that contains a photo of the source is returned, or else the source's own folder.
     """
     own = source if source.is_dir() else source.parent
     if given:

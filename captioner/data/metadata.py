@@ -183,10 +183,10 @@ def _known(data: bytes) -> _Format:
 
 @contextmanager
 def _advice(advice: str) -> Iterator[None]:
-    """Add a remedy to errors of `xmp`.
+    """Add a remedy (``advice``) to errors about XMP that the block raises without a remedy.
 
-    `xmp` cannot name a remedy, because it does not know whether a packet is from a photo or from a
-    sidecar.
+    The module `xmp` cannot name a remedy, because it does not know whether a packet is from a photo
+    or from a sidecar.
     """
     try:
         yield

@@ -111,7 +111,7 @@ def panels_of(
         caption: The caption, with T words.
         shown: Positions of the words in each panel, from 0. Positions from T on belong to left-out
             words.
-        masks: Masks to outline.
+        masks: Masks, (H, W), whose borders are drawn, by word position.
         options: Options of the figure.
     """
     count, caption = len(caption.words), caption.whole()
@@ -383,7 +383,10 @@ class Sheet(Canvas):
         self.text(right, baseline, focus, align="right")
 
     def _alternative(self, other: Alternative, chosen: bool, x: int, y: int) -> None:
-        """Draw a candidate word and its probability. A chosen word is highlighted."""
+        """Draw a word that the model considered, with its probability.
+
+        If ``chosen`` is True, the word is in the caption and is highlighted.
+        """
         layout, theme, size = self.layout, self.theme, self.layout.small
         baseline, right = y + round(1.05 * size), x + layout.cell_width
         middle = x + size + round(0.45 * (layout.cell_width - size))

@@ -430,6 +430,10 @@ def fit(examples: Sequence[ScoredCaption], recipe: Recipe) -> Calibrator:
 
     A calibrator computes the confidence of captions. It is a logistic regression on the features of
     a caption, with a separate intercept for each style.
+
+    Args:
+        examples: The captions, with the scores that decide which captions are right.
+        recipe: The parts of the calibrator that do not come from the scores.
     """
     found = np.array([features(one.seen, recipe.truth) for one in examples])
     lowest, highest = np.quantile(found, RANGE, axis=0)

@@ -103,7 +103,8 @@ def _scores(
     """Compute scores from summed counts.
 
     Args:
-        sums: R sums of ``Scores.counts``, by metric.
+        sums: Counts or scores of images (``Scores.counts``), summed over R sets of images, by
+            metric.
         images: Number of images in each sum, (R,).
 
     Returns:

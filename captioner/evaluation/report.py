@@ -321,7 +321,10 @@ def table(rows: Iterable[Sequence[object]], digits: int = 2, first: int = 22) ->
 
 
 def _shown(cell: object, digits: int) -> str:
-    """Format a cell. NaN and None become a dash."""
+    """Format a cell of a table as text. NaN and None become a dash.
+
+    ``digits`` is the number of decimals of a float.
+    """
     if isinstance(cell, float):
         return "-" if math.isnan(cell) else f"{cell:.{digits}f}"
     return f"{cell:,}" if isinstance(cell, int) else "-" if cell is None else str(cell)
@@ -427,7 +430,13 @@ def _phrase_attention(report: Report) -> list[str]:
 
 
 def _attention_rows(found: Mapping[str, Any], unit: str, areas: str) -> list[str]:
-    """Format the table of an attention report, or return [] if nothing was measured."""
+    """Format the table of an attention report, or return [] if nothing was measured.
+
+    Args:
+        found: The result of `Grounding.summary`.
+        unit: Plural noun for the measured things: ``names`` or ``phrases``.
+        areas: Plural noun for the areas in which attention is measured: ``masks`` or ``boxes``.
+    """
     if not found["measured"]:
         return []
     rows = [

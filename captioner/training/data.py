@@ -78,7 +78,8 @@ def read_data(config: DataConfig, *, renumber: bool = False) -> tuple[list[Examp
 def first_of_styles(photos: Sequence[Example], count: int) -> list[Example]:
     """Return ``count`` of the photos, or all photos for 0, in their order.
 
-    If possible, each style has the same number of photos: its first photos.
+    The first photos of each style are chosen. Each style gets the same number of photos, unless it
+    has too few.
     """
     numbers = Counter[str]()  # photos of each style so far
     ranks = []

@@ -237,7 +237,7 @@ class Trainer:
     # --- A step ---
 
     def step(self, batch: Batch) -> None:
-        """Take one optimizer step on this process's share of a batch."""
+        """Take one optimizer step on the part of a batch that this process trains on."""
         training, state, step = self.training, self.state, self.progress.step
         optimizer, scaler = state.optimizer, state.scaler
         # Sampling and dropout depend only on seed, step and process, so a resumed run repeats them.
