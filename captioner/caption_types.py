@@ -96,7 +96,7 @@ class LeftOut:
     alphas: NDArray[np.float32]
     """Maps of the words, (U, Gh, Gw), computed by the caption's ``method``."""
     gates: NDArray[np.float32]
-    """Context gates of the words, (U,)."""
+    """Context gates of the words, (U,), from 0 (photo ignored) to 1 (photo fully used)."""
     truth: NDArray[np.float32]
     """Probability that each content word is true, (U,). Function words have NaN."""
     pieces: tuple[str, ...] = ()
@@ -161,7 +161,7 @@ class Caption(Hinting):
     log_prob: float
     """Natural log-probability of the whole sentence, including its end token."""
     crop_box: CropBox = field(default=CropBox())
-    """The part of the photo that the maps cover."""
+    """The part of the photo that the maps cover, as fractions of its width and height."""
     alternatives: tuple[tuple[Alternative, ...], ...] = ()
     """The most probable words at each of the T positions, best first. Empty if they were not
     requested."""
@@ -259,7 +259,7 @@ class Caption(Hinting):
         )
 
     def unsure(self, min_confidence: float) -> bool | None:
-        """Return whether the confidence is below a minimum, or None if it is unknown.
+        """Return whether the confidence is below a minimum, or None without a confidence.
 
         Raises:
             ConfigError: The minimum is below 0 or above 1.
@@ -285,7 +285,8 @@ class Caption(Hinting):
     def of_keywords(self) -> Caption:
         """Return the keywords that have maps as a caption, so that they can be drawn like words.
 
-        Each map shows which share of the photo's odds comes from each region. It sums to 1.
+        The odds that the photo shows a keyword are the mean over the regions. Each map shows which
+        part of the odds comes from each region, so it sums to 1.
         """
         kept = [(one, one.map) for one in self.keywords or () if one.map is not None]
         words = [one.word for one, _ in kept]
@@ -374,7 +375,10 @@ def _rounded(values: NDArray[np.float32], decimals: int) -> list[Any]:
 
 
 def _truth_to_dict(truth: NDArray[np.float32], phrases: tuple[Phrase, ...]) -> dict[str, Any]:
-    """Return the truth of words and phrases as JSON values, with null in place of NaN."""
+    """Return the probabilities that words and phrases are true, as JSON values.
+
+    Words and phrases without a probability (NaN), such as "the", get null.
+    """
 
     def known(value: float) -> float | None:
         return None if math.isnan(value) else round(float(value), 4)
@@ -388,7 +392,13 @@ def _truth_to_dict(truth: NDArray[np.float32], phrases: tuple[Phrase, ...]) -> d
 def phrases_of(
     words: tuple[str, ...], pieces: tuple[str, ...], truth: NDArray[np.float32]
 ) -> tuple[Phrase, ...]:
-    """Group words into phrases, and compute the probability that each phrase is true."""
+    """Group the words of a caption into phrases, with the probability that each phrase is true.
+
+    Args:
+        words: The T words.
+        pieces: The T pieces with their spaces, or empty if the vocabulary has whole words.
+        truth: Probability that each word is true of the photo, (T,). Function words have NaN.
+    """
     return tuple(
         Phrase(text_of(words[span], pieces[span]), joint_truth(truth[span]))
         for span in phrase_spans(words)

@@ -148,7 +148,13 @@ def suggest_alt(
 
 
 def find_alt(site: str | Path, *, url: str | None = None, empty: bool = False) -> AltTexts:
-    """Find the images that `suggest_alt` would describe, without suggesting texts."""
+    """Find the images of a static site that lack an alternative text, without suggesting texts.
+
+    Args:
+        site: Folder of the finished site.
+        url: URL at which the folder is published, if the pages use it in image addresses.
+        empty: Also find all images with ``alt=""``.
+    """
     found = AltTexts(_folder(site))
     find_site_images(found, url, empty=empty)
     return found

@@ -164,7 +164,7 @@ class Captioner(BatchCaptioner, Hinting):
 
     @property
     def info(self) -> dict[str, Any]:
-        """The model's training data and scores."""
+        """Facts about the model's training data and scores, for information only."""
         return self.stored.info
 
     # --- photos ---
@@ -249,8 +249,8 @@ class Captioner(BatchCaptioner, Hinting):
         Args:
             photo: A single photo in any form that ``caption`` accepts.
             text: Your caption.
-            alternatives: See ``stream``.
-            method: See ``stream``.
+            alternatives: Number of most probable words to return at each position.
+            method: Method that computes the maps, such as ``attention`` or ``occlusion``.
             style: Style in which the model scores the caption (default: the model's own default).
 
         Raises:
@@ -345,7 +345,10 @@ class Captioner(BatchCaptioner, Hinting):
         return results()
 
     def _read(self, photo: Photo, keep: bool = True) -> tuple[Prepared, Image.Image | Path | None]:
-        """Return a photo prepared for the encoders, and the photo that its captions keep."""
+        """Return a photo prepared for the encoders, and the photo that its captions keep.
+
+        The second value is the path of the photo or a small copy, or None if ``keep`` is false.
+        """
         image = self._open(photo)
         return self.prepare(image), shown_photo(image, photo) if keep else None
 

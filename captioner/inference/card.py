@@ -201,7 +201,7 @@ def _run(folder: Path) -> Path | None:
 
 
 def _training_row(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the training record of the best epoch."""
+    """Return the training record of the best epoch, or an empty mapping if there is no record."""
     return dict(config.get("info", {}).get("training", {}))
 
 
@@ -277,7 +277,7 @@ def _validation_scores(row: Mapping[str, Any]) -> str:
 
 
 def score_table(reports: Mapping[str, Report], metrics: Sequence[str]) -> str:
-    """Return a Markdown table of scores in percent, with intervals.
+    """Return a Markdown table of scores in percent, with their confidence intervals.
 
     The table has one row per report and one column per metric.
     """
@@ -293,7 +293,11 @@ def score_table(reports: Mapping[str, Report], metrics: Sequence[str]) -> str:
 
 
 def with_interval(value: float | None, ends: Sequence[float] | None, form: str) -> str:
-    """Return a number with its interval as text, or ``not measured``."""
+    """Return a number with its confidence interval as text, such as ``0.5 (0.4 to 0.6)``.
+
+    ``ends`` are the ends of the interval, or None without an interval. ``form`` is the format of a
+    number, such as ``.1f``. If the number is None, the text is ``not measured``.
+    """
     if value is None:
         return "not measured"
     return f"{value:{form}}" + (f" ({ends[0]:{form}} to {ends[1]:{form}})" if ends else "")

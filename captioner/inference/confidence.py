@@ -72,7 +72,10 @@ class Observation(NamedTuple):
     """Natural log-odds that the photo shows each of S word stems, such as dog for dogs, (S,)."""
 
     def log_odds(self, truth: WordTruth | None) -> NDArray[np.float64]:
-        """Return the log-odds that each word is true, (T,). Function words have NaN."""
+        """Return the log-odds that each word is true of the photo, (T,). Function words have NaN.
+
+        ``truth`` is the fitted equation for them, or None if it was not fitted.
+        """
         if truth is None:
             return np.full(len(self.rows), np.nan)
         return truth.log_odds(self.rows, self.found.token_log_probs, self.z)
@@ -153,7 +156,11 @@ _PLAIN = ("intercepts", "familiar", "search", "threshold", "report")
 
 
 def features(seen: Observation, truth: WordTruth | None) -> NDArray[np.float64]:
-    """Return the features of a caption, (F,) (see ``FEATURES``)."""
+    """Return the features of a caption from which its confidence is computed, (F,).
+
+    ``FEATURES`` lists them. ``truth`` is the equation for the probability that each word is true of
+    the photo, or None if the model has no such equation.
+    """
     odds = seen.log_odds(truth)
     odds = odds[~np.isnan(odds)]
     return np.array(

@@ -68,7 +68,7 @@ class Exported(NamedTuple):
     sizes: dict[str, float]
     """Size of each file in megabytes, by name."""
     difference: float
-    """Largest difference from torch in float32 (see ``largest_difference``)."""
+    """Largest difference between the results of the float32 graphs and of torch."""
     equal: tuple[int, int] | None
     """Number of calibration photos that get the same caption in 8 bits and in float32, and number
     of compared photos. None for a float32 export."""
@@ -121,7 +121,11 @@ def export(
 
 
 def _quantize(folder: Path, config: dict[str, Any], photos: Sequence[Prepared]) -> tuple[int, int]:
-    """Quantize an exported folder to 8 bits, and return ``Exported.equal``."""
+    """Quantize an exported folder to 8 bits, and compare its captions with float32.
+
+    Returns:
+        The number of compared photos with equal captions, and the number of compared photos.
+    """
     model = Captioner(load_model(folder), device="cpu")
     compared = photos[:COMPARED]
     options = model.options(num_captions=1)
@@ -196,7 +200,13 @@ def encode(model: CaptionModel, pixels: Tensor) -> dict[str, Tensor]:
 
 
 def decode(decoder: Decoder, tokens: Tensor, **given: Tensor) -> dict[str, Tensor]:
-    """Run one step on tokens (B, K), the state and the memory, and return its results by name."""
+    """Run the decoder for one word, and return the results of the decoder's graph by name.
+
+    Args:
+        decoder: The decoder.
+        tokens: The last word of K beams for each photo, (B, K).
+        **given: The decoder's state and its inputs for the photos (memory), by name.
+    """
     state = State(given["hidden"], given["cell"], given.get("fed"))
     # The decoder needs the summary only for the initial state. The encoder's graph computes it.
     memory = Memory(given["values"], given["keys"], given["hidden"], None)

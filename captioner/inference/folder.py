@@ -59,7 +59,10 @@ from captioner.text.vocabulary import SPECIAL_NAMES
 
 
 def load_model(folder: str | Path, revision: str | None = None, **hub_options: Any) -> StoredModel:
-    """Read the model folder that `find_model` returns for a name.
+    """Read a model folder into memory.
+
+    ``folder`` is a model folder, a run folder, ``shipped`` (the model in the package) or the name
+    of a model on the Hugging Face hub, with an optional ``revision``.
 
     Raises:
         ModelError: A file is missing, damaged or not from captioner, or a newer version wrote the

@@ -11,7 +11,10 @@ from captioner.inference.stored_model import StoredModel
 
 
 def open_models(models: Sequence[StoredModel], device: str, precision: Precision) -> Ensemble:
-    """Prepare models for inference. For arguments and errors see ``captioner.load``."""
+    """Prepare one or several models with the same vocabulary for inference, with ONNX or torch.
+
+    For ``device``, ``precision`` and errors see ``captioner.load``.
+    """
     for number, other in enumerate(models[1:], 2):
         if other.vocabulary != models[0].vocabulary:
             mine, theirs = (

@@ -150,11 +150,13 @@ def _behind_products(graph: Any, outputs: Sequence[str]) -> list[str]:
 
 
 def channel_scales(weights: _Array, *, paired: bool) -> _Array:
-    """Return the smallest scale of each output channel that keeps the channel within the limits.
+    """Return the smallest scale of each output channel that keeps its int8 weights within limits.
+
+    The quantized weights are the weights divided by the scale. They are at most ``LARGEST`` (127).
 
     Args:
-        weights: The weights, (C, K).
-        paired: Also limit the sums of neighbouring weights, to ``PAIR``.
+        weights: The weights of C channels, (C, K).
+        paired: Also limit the sum of two neighbouring weights of equal sign to ``PAIR`` (128).
 
     Returns:
         The scales, (C,).

@@ -99,7 +99,10 @@ def endpoint(
 
 @endpoint("/v1/captions", "Caption a photo", JSON, ResponseOptions)
 def captions(photo: Decoded, found: Sequence[Caption], options: Any, **head: Any) -> bytes:
-    """Render captions as JSON. The fields in ``head`` come first."""
+    """Render the captions of a photo and its size in pixels as JSON.
+
+    The additional fields in ``head`` come first.
+    """
     how = {"attention": options.attention, "min_confidence": options.min_confidence}
     width, height = photo.size
     captions = [caption.to_dict(**how) for caption in found]
@@ -113,7 +116,7 @@ def _figure(suffix: str, photo: Decoded, found: Sequence[Caption], options: Any)
 
 
 def _look(options: Any, kind: type) -> dict[str, Any]:
-    """Return the picture options that a request sets."""
+    """Return the options of the dataclass ``kind`` that a request sets, by name."""
     names = option_fields(kind).keys()
     return {name: value for name, value in options if name in names and value is not None}
 
@@ -125,7 +128,7 @@ def _look(options: Any, kind: type) -> dict[str, Any]:
     *(FigureOptions, WordOptions),
 )
 def overlay_png(photo: Decoded, found: Sequence[Caption], options: Any) -> bytes:
-    """Render a figure as PNG."""
+    """Render a figure of the photo with an attention map per word, as PNG."""
     return _figure(".png", photo, found, options)
 
 
@@ -139,7 +142,7 @@ def overlay_png(photo: Decoded, found: Sequence[Caption], options: Any) -> bytes
     "frame-ancestors 'none'; sandbox",
 )
 def overlay_svg(photo: Decoded, found: Sequence[Caption], options: Any) -> bytes:
-    """Render a figure as SVG."""
+    """Render a figure of the photo with an attention map per word, as SVG."""
     return _figure(".svg", photo, found, options)
 
 
@@ -151,7 +154,7 @@ def overlay_svg(photo: Decoded, found: Sequence[Caption], options: Any) -> bytes
     policy="frame-ancestors 'none'; sandbox allow-scripts",  # the page itself sets the other rules
 )
 def overlay_html(photo: Decoded, found: Sequence[Caption], options: Any) -> bytes:
-    """Render an interactive page."""
+    """Render an interactive HTML page with the photo and an attention map per word."""
     assert photo.picture is not None
     return pages.page(photo.picture, found, **_look(options, PageOptions)).encode()
 
@@ -163,7 +166,11 @@ def overlay_html(photo: Decoded, found: Sequence[Caption], options: Any) -> byte
     WordOptions,
 )
 def maps(_: Decoded, found: Sequence[Caption], __: Any) -> bytes:
-    """Render the maps of a caption as a NumPy file."""
+    """Render the attention maps of a single caption, (T, Gh, Gw), as a NumPy file.
+
+    Raises:
+        ConfigError: Keywords or several captions were requested.
+    """
     if found[0].keywords is not None:
         raise ConfigError(
             "keywords cannot be combined with /v1/maps.npy; leave out keywords, or POST to "

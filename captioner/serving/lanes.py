@@ -153,7 +153,7 @@ class Lane:
         return [job for _, job in sorted(ranked, key=itemgetter(0))]
 
     def _serve(self, client: str, until: float) -> None:
-        """Let other clients go first until a time, unless an earlier job has set a later time."""
+        """Let other clients go first until the time ``until``, or a later time set earlier."""
         self._turns[client] = max(until, self._turns.pop(client, until))
         if len(self._turns) > KNOWN_CLIENTS:
             del self._turns[next(iter(self._turns))]

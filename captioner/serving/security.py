@@ -263,7 +263,7 @@ def checks(keys: ApiKeys | None, per_minute: int) -> list[Any]:
 
 
 def client_of(request: Request) -> str:
-    """Return the name of the request's API key, or the client's address without a valid key.
+    """Return the name of the request's API key, or the client's IP address without a valid key.
 
     An IPv6 address is replaced with its /64 network.
     """

@@ -179,7 +179,11 @@ class Service:
             raise ImageError(message) from error
 
     def _decode(self, data: Any, side: int | None, *, large: bool = False) -> Decoded | None:
-        """Decode a photo, or return None if the photo is large and ``large`` is false."""
+        """Decode a photo for the model, or return None if the photo is large and must wait.
+
+        Large photos are decoded only if ``large`` is true, in a separate queue. ``side`` is the
+        longest side (pixels) of the picture to keep, or None to keep no picture.
+        """
         with suppress(ImageError):  # open_image raises it again
             if not large and header_work(data, USUAL_FORMATS) > LARGE_PIXELS:
                 return None

@@ -237,10 +237,10 @@ def worth_config(grammar: Grammar | None, wide: Sequence[Sequence[int]]) -> dict
 
 
 def reading_rows(rows: NDArray[np.int64], stems: int) -> list[int]:
-    """Return, for each token, its index in the page's table of truth probabilities.
+    """Return, for each token, its index in the page's table of truth.
 
-    The table has one entry per word stem, then one entry for all unknown words and one for all
-    function words.
+    Truth is the probability that a word is true of the photo. The table has one entry per
+    word stem, then one entry for all unknown words and one for all function words.
     """
     unknown = np.where(rows == worth.UNKNOWN_WORD, stems, rows)
     found: list[int] = np.where(rows == worth.FUNCTION_WORD, stems + 1, unknown).tolist()
