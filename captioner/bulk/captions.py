@@ -155,7 +155,7 @@ def encode_rows(rows: Sequence[Row], format: str) -> bytes:  # noqa: A002
 
 
 def decode_rows(data: bytes, format: str) -> list[Row]:  # noqa: A002
-    """Decode rows from the content of a part's file (see `encode_rows`)."""
+    """Decode rows from the content of a part's file in the format ``jsonl`` or ``parquet``."""
     if format == "jsonl":
         return [json.loads(line) for line in data.split(b"\n") if line]
     import pyarrow.parquet as pq

@@ -277,7 +277,8 @@ def read_part(part: Part) -> Iterator[Photo]:
 def _open(photo: Photo) -> Photo:
     """Return a photo with a source that can be read.
 
-    URLs are downloaded. Bytes and errors become files in memory (see `RemoteFile`).
+    URLs are downloaded. Bytes and errors become files in memory. Reading the file of an error
+    raises the error.
     """
     name, source = photo
     if source is None:

@@ -37,7 +37,7 @@ def caption_on_ray(
 
     Args:
         inputs: Names of photos, folders, Parquet files and tar files.
-        folder: The folder to write, on a disk or in object storage; see ``bulk.captions``.
+        folder: The folder to write, on a disk or in object storage, or None if it is not set.
         kind: Format of the output files, one per part (default: jsonl).
         model: The model, with its name or path on this machine.
         search: Search options.

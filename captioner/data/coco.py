@@ -187,7 +187,10 @@ def read_photos(annotations: Sequence[str | Path], *, renumber: bool = False) ->
 def read_captions(
     annotations: Sequence[str | Path], *, renumber: bool = False
 ) -> dict[int, tuple[str, ...]]:
-    """Return the captions of each image id, with the same arguments as `read_photos`."""
+    """Return the captions of each image by image id, from COCO captions files.
+
+    The arguments and errors are the same as for `read_photos`.
+    """
     photos = read_photos(annotations, renumber=renumber)
     return {image_id: photo.captions for image_id, photo in photos.items()}
 
@@ -202,10 +205,11 @@ def read_dataset(
     """Join the captions of COCO files with the photos on disk.
 
     Args:
-        annotations: See `read_photos`.
+        annotations: Paths of COCO captions files.
         images: Image folders, searched in order.
         ids: Image ids to keep. None keeps all.
-        renumber: See `read_photos`.
+        renumber: Choose new ids for images whose id belongs to a different image in an earlier
+            file. Without it, such an id is an error.
 
     Returns:
         The photos that have captions, sorted by image id.

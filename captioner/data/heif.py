@@ -135,7 +135,8 @@ def _inputs(box: Reader) -> dict[int, list[int]]:
 def _places(box: Reader) -> dict[int, tuple[int, list[tuple[int, int]]]]:
     """Return the place of each item by the item's id, from the box ``iloc``.
 
-    A place consists of the storage method, and the offset and length of each part (see `_content`).
+    A place consists of the storage method (the box from which offsets count), and the offset and
+    length of each part in bytes.
     """
     places = {}
     version, sizes = box.version(), box.number(2)

@@ -210,7 +210,7 @@ class HtmlPage(HTMLParser):
             one.text += (alt or "") * one.is_control
 
     def _reason(self, given: dict[str, str], replaceable: bool) -> str:
-        """Return why an image needs no text according to its attributes (see `HtmlImage.reason`).
+        """Return why an image needs no text according to its attributes, or an empty text.
 
         ``replaceable`` is False if ``alt`` cannot be located in the tag, and so not be replaced.
         """

@@ -124,7 +124,8 @@ def open_image(
 
     Args:
         source: A path, the bytes of an image file, an open image file, a Pillow image or an array.
-            An open file is read to its end. For arrays, see `image_from_array`.
+            An open file is read to its end. An array is (H, W, 3) RGB, (H, W, 4) RGBA, or (H, W) or
+            (H, W, 1) grey (see `image_from_array`).
         name: Name in error messages (default: the path or the name of the open file).
         max_pixels: Limit on the pixels, checked before decoding. At most ``MAX_PIXELS``.
         formats: Formats to accept, by Pillow's names. None accepts all formats of Pillow.

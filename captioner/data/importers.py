@@ -286,7 +286,10 @@ def _parse_json(path: Path, text: str) -> Any:
 
 
 def _read_pairs(path: Path, _: ColumnOptions) -> Iterator[tuple[str, Example]]:
-    """Read the captions of photo.jpg from the lines of photo.txt (see ``--sidecar txt``)."""
+    """Read the captions of each photo from a text file of the same name, one caption per line.
+
+    For example, the captions of photo.jpg are in photo.txt.
+    """
     for photo in find_images([path], recursive=True):
         beside = photo.with_suffix(".txt")
         text = beside.read_bytes().strip() and read_text(beside) if beside.is_file() else ""

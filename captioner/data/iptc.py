@@ -153,7 +153,8 @@ def remove_own(iptc: bytes, text: str, digests: Iterable[str], words: Iterable[s
         iptc: The data.
         text: The caption that captioner wrote, which IPTC may have shortened. Empty if a person
             has changed it in XMP.
-        digests: Digests of captions that captioner wrote (see `xmp.text_digest`).
+        digests: Digests (hashes) of captions that captioner wrote. A caption with such a digest is
+            removed.
         words: Keywords that captioner added.
     """
     gone = {(_CAPTION, _short(_CAPTION, text)), *((_KEYWORD, _short(_KEYWORD, w)) for w in words)}

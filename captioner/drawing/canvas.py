@@ -190,7 +190,9 @@ class _Picture(Artist):
     """An RGB picture in a matplotlib figure, at whole pixels."""
 
     def __init__(self, x: int, y: int, image: Image.Image, title: str, shrink: float) -> None:
-        """Place a picture (see ``Canvas.picture``).
+        """Place a picture with its upper left corner at ``x``, ``y`` (pixels).
+
+        ``title`` is the text alternative of the picture in SVG files.
 
         In SVG and PDF files, its width and height are multiplied by ``shrink``.
         """

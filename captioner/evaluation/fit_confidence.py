@@ -242,7 +242,7 @@ def cross_truth(examples: Sequence[ScoredCaption]) -> list[WordTruth | None]:
     """Return the truth of words for each example, fitted without the examples in the same fold.
 
     The truth of a word is the probability that the word is true of the photo. An entry is None if
-    the truth cannot be fitted (see `fit_truth`).
+    the model has no reading of the photo, an estimate of the true words.
     """
     found: list[WordTruth | None] = [None] * len(examples)
     for others, own in _folds(examples):
@@ -614,14 +614,16 @@ def measure(judged: Judged) -> dict[str, Any]:
         * ``photos``: number of captions. A group has one caption per photo.
         * ``right``: share of right captions.
         * ``score``: mean score.
-        * ``calibration_error``: see `calibration_error`. ``calibration_error_interval`` is its 95%
-          bootstrap interval over photos.
-        * ``calibration_error_by_chance``: see `error_by_chance`.
+        * ``calibration_error``: mean difference of confidence and share of right captions in bins
+          of confidence, 0 to 1. ``calibration_error_interval`` is its 95% bootstrap interval over
+          photos.
+        * ``calibration_error_by_chance``: the error of a perfectly calibrated confidence.
         * ``auroc``: probability that a right caption has a higher confidence than a caption that is
           not right.
         * ``auroc_wrong``: probability that a caption with a score of `WRONG` or less has a lower
           confidence than a caption with a higher score.
-        * ``bins``: see `reliability`.
+        * ``bins``: count, mean confidence and share of right captions by confidence, from
+          `reliability`.
     """
     count = len(judged.scores)
     times = resample_weights(count, RESAMPLES)

@@ -65,7 +65,7 @@ def is_content_word(word: str) -> bool:
 
 
 def content_words(words: Iterable[str]) -> list[bool]:
-    """Return, for each word, whether it is a content word (see `is_content_word`).
+    """Return, for each word, whether it is a content word, such as a noun or a number.
 
     This is faster than a call of `is_content_word` for each word.
     """
