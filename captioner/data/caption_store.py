@@ -234,7 +234,7 @@ class Store:
         self,
         photos: Collection[Path],
         captioned: Callable[[Sequence[Path]], Iterable[Row]],
-        texts: Mapping[Path, str] | None = None,
+        known: Mapping[Path, Row] | None = None,
     ) -> Iterator[Row]:
         """Check all photos, then write each caption as soon as it is generated.
 
@@ -242,8 +242,9 @@ class Store:
             photos: The photos.
             captioned: Function that receives the photos that need a caption, and returns a row for
                 each of them, in order.
-            texts: The new captions by photo, if they are already known. If captioner has written
-                the same caption before, the file is left unchanged and keeps its mark.
+            known: The new captions by photo, if they are already known. If captioner has written
+                the same caption before, the file is left unchanged and keeps its mark. A caption
+                that no person has changed never replaces a text by a person.
 
         Yields:
             The rows of the captions written, and a row with an error for each photo that failed, in
@@ -253,7 +254,7 @@ class Store:
             ConfigError: A photo has a caption and ``existing`` is None, or two photos have the same
                 target.
         """
-        needed, existing, problems = self._check(photos, texts or {})
+        needed, existing, problems = self._check(photos, known or {})
         problems |= {photo: self._keep(photo, None) for photo in existing}
         rows, uncaptioned = iter(captioned(needed)), {*needed}
         for photo in photos:
@@ -281,7 +282,7 @@ class Store:
         self.warn(f"{counted(self.written, 'caption')} written to {where}{people}")
 
     def _check(
-        self, photos: Iterable[Path], texts: Mapping[Path, str]
+        self, photos: Iterable[Path], known: Mapping[Path, Row]
     ) -> tuple[list[Path], list[Path], dict[Path, str]]:
         """Check every photo before any caption is written.
 
@@ -296,9 +297,10 @@ class Store:
         for photo in photos:
             try:
                 there = self.found(photo)
-                if there and there.own and there.text == texts.get(photo):
+                new = known.get(photo)
+                if there and there.own and new and there.text == new["text"]:
                     unchanged.append(photo)
-                elif there and (self.existing in (None, "skip") or self._is_other(there)):
+                elif there and (self.existing in (None, "skip") or self._is_other(there, new)):
                     existing[photo] = there
             except (DataError, OSError) as error:
                 problems[photo] = self._problem(photo, error)
@@ -361,12 +363,15 @@ class Store:
         except OSError:
             return False
 
-    def _is_other(self, there: Found) -> bool:
+    def _is_other(self, there: Found, new: Row | None) -> bool:
         """Return whether to keep an existing caption, because captioner did not write it.
 
-        This is the case only if the option ``existing`` is replace-own.
+        This is the case only if the option ``existing`` is replace-own, or if the new caption comes
+        from a table in which nobody has changed it.
         """
-        return self.existing == "replace-own" and not there.own
+        unchanged = new is not None and not new.get("by_person")
+        by_person = bool(there.text) and not there.own  # unknown for text files, which have no text
+        return (by_person and unchanged) or (self.existing == "replace-own" and not there.own)
 
     def _keep(
         self,

@@ -252,7 +252,7 @@ def apply_table(
     found = store.write_all(
         photos,
         lambda needed: ({"captions": [photos[photo]]} for photo in needed),
-        {photo: one["text"] for photo, one in photos.items()},
+        photos,
     )
     yield from (one["error"] for one in found if "error" in one)
 

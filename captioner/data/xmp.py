@@ -132,7 +132,12 @@ def set_description(
         old = texts_of(elements, _SUBJECT)
         if added := new_keywords(old, keywords):
             new[_SUBJECT] = rdf_bag([*old, *added])
-        new |= dict.fromkeys(_MARKS, b"")
+        # After a person's correction, the list of captioner's keywords is kept with the digest of
+        # the previous caption, so that `remove_own` still removes these keywords.
+        earlier = texts_of(elements, _DIGEST)
+        listed = mark is None and texts_of(elements, _ADDED) and text_digest(text) not in earlier
+        kept = (_DIGEST, _ADDED) if listed else ()
+        new |= {one: b"" for one in _MARKS if one not in kept}
         if mark is not None:
             certain = "" if mark.confidence is None else f"{mark.confidence:.4f}"
             before = texts_of(elements, _ADDED) if find_description(body).own else ()

@@ -194,7 +194,10 @@ def test_what_captioner_wrote_in_a_photo_is_removed(kind) -> None:
     assert embedded_description(removed) == ""
     assert b"grass</rdf" not in removed.partition(b"II*")[0]
     assert pixels_of(removed) == pixels_of(original)
-    mine = embed_description(own, "mine")
+    corrected = remove_embedded(embed_description(own, "mine"))
+    assert embedded_description(corrected) == "mine"
+    assert b"grass</rdf" not in corrected.partition(b"II*")[0]
+    mine = embed_description(original, "mine", ["dog"])
     assert remove_embedded(mine) == mine
 
 
