@@ -641,7 +641,8 @@ class TrainConfig:
     init_from: ModelName | None = None
     """Start from this model: shipped, a model folder, a run folder, or hf:user/name[@revision] on
     the Hugging Face hub. The run takes over the model's weights, vocabulary and decoder. It also
-    takes over the image size, the resizing and the search options, unless you set them."""
+    takes over the image size, the resizing and the search options except certainty, unless you set
+    them."""
     data: DataConfig = field(default_factory=DataConfig)
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)

@@ -269,7 +269,9 @@ class BatchCaptioner(Portable):
         self.check_method(method)
         if options is not None and options.keywords and not has_keywords(self.stored.reading):
             raise ConfigError(f"keywords is {options.keywords}, but the model {NO_KEYWORDS}")
-        if options is not None and options.certainty and self._truth is None:
+        # Without a grammar, captions that end early would break off after words such as "the".
+        can_check = self._truth is not None and self.stored.grammar is not None
+        if options is not None and options.certainty and not can_check:
             raise ConfigError(
                 f"certainty is {options.certainty}, but the model cannot check words against the "
                 "photo; use 0, or run scripts/fit_reading.py and captioner calibrate"

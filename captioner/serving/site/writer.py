@@ -161,10 +161,10 @@ def check_search(model: StoredModel) -> None:
         ConfigError: A default is not supported.
     """
     options = model.search
-    if options.certainty and not _has_truth(model):
+    if options.certainty and not (_has_truth(model) and model.grammar is not None):
         raise ConfigError(
             f"the model's search default certainty is {options.certainty}, but the model "
-            "cannot tell which words are true of a photo; run captioner calibrate"
+            "cannot check words against a photo; run scripts/fit_reading.py and captioner calibrate"
         )
     for name in changed(options):
         if name in marked(SearchOptions, Role.NOT_IN_BROWSER):

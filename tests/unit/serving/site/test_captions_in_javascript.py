@@ -15,6 +15,7 @@ from captioner.inference.reading import ReadingWords
 from captioner.inference.stored_model import StoredModel
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import DecoderConfig, SearchOptions
+from captioner.search.grammar import Grammar
 from captioner.search.search import Hypothesis
 from captioner.serving.site.writer import site_config
 from captioner.text.vocabulary import Vocabulary
@@ -69,6 +70,7 @@ def toy_model(search: SearchOptions) -> StoredModel:
         None, DecoderConfig(), vocabulary, search, config=config,
         calibrator=toy_calibrator(search, kinds=kinds),
         reading=ReadingWords.of(STEMS, vocabulary, KEYWORDS),
+        grammar=Grammar(np.zeros(len(WORDS) + 4, np.float32), *np.zeros((3, 0), np.int64)),
     )  # fmt: skip
 
 
