@@ -81,8 +81,7 @@ class Photos:
         files = f"file that is not a {noun}" if others == 1 else f"files that are not {noun}s"
         rest = {
             f"{others} {files} ({_by_extension(skipped.others)})": others,
-            f"{counted(videos, 'video')} (to caption their frames, add --every 5s)":
-                videos,
+            f"{counted(videos, 'video')} (for videos, run captioner caption --every 5s)": videos,
             **{f"{counted(n, noun)}{more}": n for (noun, more), n in skipped.rest.items()},
         }  # fmt: skip
         if any(rest.values()):

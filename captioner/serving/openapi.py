@@ -85,7 +85,7 @@ class CaptionResult(BaseModel):
       lists the words with a probability below 0.25.
     - truth: T probabilities (0 to 1) that a word is true of the photo. It is null for words such as
       articles and prepositions. Present only if the model can compute it, as the shipped model can.
-    - phrases: the words grouped into phrases, each with the lowest truth of its words. Present
+    - phrases: the words grouped into phrases, each with the product of its words' truths. Present
       together with truth.
     - left_out: words that were left out at the end of the caption. Present only if words were left
       out.

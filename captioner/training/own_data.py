@@ -91,8 +91,8 @@ def prepared(config: TrainConfig, data: TrainOptions) -> Iterator[TrainConfig]:
             for file, made in own.items():
                 if data.resume and file.exists() and file.read_bytes() != made.read_bytes():
                     raise DataError(
-                        f"{file} was prepared from other captions or photos; to resume, pass the "
-                        "same captions and photos again, or use another --run-folder"
+                        f"{file} was prepared from other captions or photos, or with a different "
+                        "--val; to resume, pass the same ones again, or use another --run-folder"
                     )
                 atomic_write(file, made.read_bytes())
             files = [*own]

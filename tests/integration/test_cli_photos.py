@@ -64,7 +64,7 @@ def test_files_that_are_not_photos_are_counted(folder, caption):
 
     note = (
         "captioner: skipped 2 files that are not photos (2 .txt); 1 video ("
-        "to caption their frames, add --every 5s); 1 hidden photo; "
+        "for videos, run captioner caption --every 5s); 1 hidden photo; "
         "1 subfolder (add --recursive to search them)"
     )
     assert caption("holiday") == (OK, ALL, [note])

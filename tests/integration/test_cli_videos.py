@@ -74,7 +74,7 @@ def test_folders_are_searched_for_videos_only_with_every(caption: Run, tiny: Sim
 
     code, out, err = caption("holiday")
     assert (code, len(out.splitlines())) == (OK, 4)
-    assert "skipped 3 videos (to caption their frames, add --every 5s" in err
+    assert "skipped 3 videos (for videos, run captioner caption --every 5s" in err
     code, out, err = caption("holiday", "--every", "shot")
 
     assert code == SOME_FAILED
