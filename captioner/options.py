@@ -485,7 +485,8 @@ class SearchOptions(Checked):
         for name in marked(SearchOptions, Role.SAMPLING):
             if (value := getattr(self, name)) != getattr(SearchOptions, name):
                 raise ConfigError(
-                    f"{name} {value} is for sampling, but temperature is 0; set temperature above 0"
+                    f"{name} is {value}, but it has an effect only on sampling; set "
+                    f"temperature above 0, or leave out {name}"
                 )
         for name in marked(SearchOptions, Role.CAPTIONS):
             if (count := getattr(self, name)) > self.beam_size:
@@ -500,7 +501,7 @@ def _words(option: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
     if isinstance(given, str):
         given = given.strip(" []").replace(",", " ").split()
     if not (given is None or isinstance(given, Iterable)):
-        raise ConfigError(f"{option} is {given!r}; use a list of words")
+        raise ConfigError(f"{option} is {given!r}; use a list of words such as [dog, cat]")
     if not given:
         return ()
     from captioner.text.tokenizer import normalize, tokenize  # slow to import

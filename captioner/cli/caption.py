@@ -184,8 +184,8 @@ def _check(
             )
         if store.existing == "skip" and options.output is not None:
             raise ConfigError(
-                "--skip-existing and -o cannot be combined, because FILE would lack the "
-                "skipped photos; use only one of them"
+                f"--skip-existing and -o {options.output} cannot be combined, because the file "
+                "would not contain the captions of skipped photos; use only one of them"
             )
     if target is None:
         refuse(options, ("resume",), "continues an output file, but -o is not set; add -o FILE")

@@ -114,7 +114,7 @@ def whole_number(value: Any) -> int:
         whole = not isinstance(value, bool) and isinstance(value, Integral)
     if whole:
         return int(value)
-    raise ValueError(f"{value!r:.60} is not a whole number")
+    raise ValueError(f"the image id {value!r:.60} is not a whole number")
 
 
 def caption_text(value: object) -> str:
@@ -127,7 +127,7 @@ def caption_text(value: object) -> str:
         return ""
     if isinstance(value, str):
         return value
-    raise ValueError(f"{value!r:.60} is not text")
+    raise ValueError(f"the caption {value!r:.60} is not text")
 
 
 def read_photos(annotations: Sequence[str | Path], *, renumber: bool = False) -> dict[int, Example]:
@@ -225,8 +225,8 @@ def read_dataset(
     if not photos:
         if ids is not None:
             raise DataError(
-                f"{source} has no captioned photos in this part of data.karpathy_split; use the "
-                "annotations that belong to the split"
+                f"{source} has no captions for the photos that data.karpathy_split selects; set "
+                "the COCO captions files that contain these photos"
             )
         raise DataError(f"{source} has no captioned photos; use a COCO captions file")
     return locate_photos(photos, images, source)

@@ -265,7 +265,9 @@ class NamedFiles:
         # realpath, because resolve raises an error for links that lead in a circle.
         real, top = (Path(os.path.realpath(path)) for path in (found, self.folder))
         if not real.is_relative_to(top):
-            raise DataError("the file is a link that leads outside the folder")
+            raise DataError(
+                "the file is a link to a file outside the folder, and such links are not followed"
+            )
         return found
 
     def _find(self, parts: Sequence[str]) -> Path | None:

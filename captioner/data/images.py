@@ -154,8 +154,8 @@ def open_image(
                 scans, most = _count_scans(image), min(MAX_SCANS, MAX_SCANNED // math.prod(size))
                 if scans > most:
                     raise LargeImageError(
-                        f"the JPEG has {scans:,} scans, but the limit at this size is {most}; save "
-                        "the image again"
+                        f"the JPEG has {scans:,} scans, but the limit at this size is {most}; open "
+                        "the image in a photo editor and save a new JPEG"
                     )
             if image.format in {"HEIF", "AVIF"}:
                 _check_heif(image)
@@ -394,7 +394,7 @@ def _check_limits(image: Image.Image, max_pixels: int) -> None:
     if (count := max(np.size(tags.get(tag, ())) for tag in (273, 324))) > MAX_TILES:
         raise LargeImageError(
             f"the TIFF has {count:,} tiles or strips, but the limit is {MAX_TILES:,}; save the "
-            "image again"
+            "image as JPEG or PNG"
         )
 
 

@@ -350,7 +350,7 @@ def _row(where: str, record: dict[str, Any], columns: ColumnOptions) -> Example:
     try:
         texts = [caption_text(text) for text in texts]
     except ValueError as error:
-        raise DataError(f"{where}: the caption {error}; use text or a list of texts") from error
+        raise DataError(f"{where}: {error}; use text or a list of texts") from error
     if not isinstance(name, str):
         raise DataError(
             f"{where}: the file name {name!r:.60} is not text; put quotes around the name"

@@ -28,7 +28,7 @@ from captioner.errors import DataError
 
 __all__ = ["Found", "Mark"]
 
-_IN_SIDECAR = "restore the file or move it away"
+_IN_SIDECAR = "restore the sidecar from a backup, or move it to another folder"
 _IN_PHOTO = "use --sidecar xmp"
 
 

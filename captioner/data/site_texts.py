@@ -82,9 +82,9 @@ def write_texts(site: Path, images: Iterable[SiteImage]) -> WrittenTexts:
         try:
             path = files.find_below(name)
             if path.suffix.lower() not in PAGES:
-                raise DataError("the file is not an .html or .htm page; leave it out")
+                raise DataError("the file is not an .html or .htm page")
         except DataError as error:
-            done.problems.append(f"{site / name}: {error}")
+            done.problems.append(f"{site / name}: {error}; use only pages below {site}")
             continue
         try:
             page, problems = HtmlPage(path), list[str]()

@@ -124,7 +124,7 @@ def _png_text(kind: bytes, content: bytes) -> bytes:
     try:
         return zlib.decompressobj().decompress(text, _LARGEST_XMP) if compressed else text
     except zlib.error as error:
-        raise DataError("the XMP is damaged (it cannot be expanded)") from error
+        raise DataError("the compressed XMP is damaged and cannot be decompressed") from error
 
 
 def _raw_profile(text: bytes) -> bytes:
@@ -132,7 +132,9 @@ def _raw_profile(text: bytes) -> bytes:
     try:
         return bytes.fromhex(text.split(None, 2)[2].decode())
     except (IndexError, ValueError) as error:
-        raise DataError("the XMP is damaged (its text is not hexadecimal)") from error
+        raise DataError(
+            "the XMP of ImageMagick is damaged (its text is not hexadecimal)"
+        ) from error
 
 
 # --- WebP -----------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def opened_packet(packet: bytes) -> Opened:
     start, end = text.find(b"<"), text.rfind(b">") + 1
     if start < 0 or end <= start:
         if text.strip(b"\0 \r\n\t\xef\xbb\xbf"):
-            raise DataError("the XMP is damaged (it is not XML)")
+            raise DataError("the XMP is damaged (it contains text that is not XML)")
         return Opened(b"", b"", b"", "utf-8")
     return Opened(text[:start], text[start:end], text[end:], encoding)
 
@@ -253,7 +253,7 @@ def parse_packet(body: bytes) -> list[Element]:
     def begin(name: str, given: dict[str, str]) -> None:
         """Open an element."""
         if len(opened) == _DEPTH:
-            raise DataError("the XMP is nested too deeply")
+            raise DataError(f"the XMP is nested more than {_DEPTH} levels deep")
         attributes, prefixes = {}, {}
         for key, value in given.items():
             parts = key.split(" ")
@@ -280,7 +280,9 @@ def parse_packet(body: bytes) -> list[Element]:
 
     def refuse_doctype(*_: object) -> None:
         """Reject a document type declaration, because its entities could expand to any size."""
-        raise DataError("the XMP contains a document type declaration")
+        raise DataError(
+            "the XMP contains a document type declaration (<!DOCTYPE>), which is not supported"
+        )
 
     parser = expat.ParserCreate("utf-8", " ")
     parser.namespace_prefixes = True
@@ -297,5 +299,5 @@ def parse_packet(body: bytes) -> list[Element]:
     if not any(one.path[-1] == _ROOT for one in elements):
         if [one.path for one in elements] == [(_META,)] and not elements[0].text.strip():
             return []
-        raise DataError("the XMP has no rdf:RDF element")
+        raise DataError("the XMP is incomplete (its element rdf:RDF is missing)")
     return elements

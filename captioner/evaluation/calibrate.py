@@ -54,7 +54,7 @@ from captioner.inference.confidence import Calibrator, Observation, search_key
 from captioner.inference.engine import Prepared
 from captioner.inference.names import FREQUENCIES
 from captioner.inference.truth import WordTruth
-from captioner.messages import counted
+from captioner.messages import counted, either
 from captioner.options import SearchOptions
 from captioner.search.words import neutral_caption
 from captioner.text.tokenizer import caption_tokens
@@ -145,7 +145,9 @@ def check(
     if calibrator is None or reason is not None:
         raise ConfigError(f"the confidence of this model cannot be checked: {reason}")
     if calibrator.threshold is None and not given.judged:
-        raise ConfigError("the confidence was fitted to judgements; set judged to a table of them")
+        raise ConfigError(
+            "the model's confidence was fitted to judgements; set judged to a table of judgements"
+        )
     work = _Work(model, given, options, on_error)
     if missing := {task.style for task in work.tasks} - calibrator.intercepts.keys():
         raise ConfigError(
@@ -184,15 +186,18 @@ def read_judgements(
     grades: dict[str, dict[tuple[str, str], list[float]]] = {}
     for path in files:
         for where, row in read_table(path):
-            try:
-                if not row["grade"]:
-                    continue
-                grade, image, text = GRADES[row["grade"]], row["image"], row["caption"]
-            except KeyError as error:
+            if missing := [name for name in ("image", "caption", "grade") if name not in row]:
                 raise DataError(
-                    f"{where}: {error} is a missing column or an unknown grade; use the columns "
-                    f"'image', 'caption' and 'grade', and the grades {', '.join(GRADES)}"
-                ) from error
+                    f"{where}: the table has no column {missing[0]!r}; use the columns 'image', "
+                    "'caption' and 'grade'"
+                )
+            if not row["grade"]:
+                continue
+            if row["grade"] not in GRADES:
+                raise DataError(
+                    f"{where}: the grade {row['grade']!r:.60} is unknown; use {either(GRADES)}"
+                )
+            grade, image, text = GRADES[row["grade"]], row["image"], row["caption"]
             if neutral:
                 text = neutral_caption(text)
                 grade = 1.0 if row.get("errors") == "person" else grade

@@ -124,7 +124,7 @@ def make_card(
         report = _read_report(path)
         name = Path(str(report.get("annotations", "captions"))).stem
         if reports.setdefault(name, report) is not report:
-            raise ConfigError(f"two reports are about {name!r}; use only one report per data set")
+            raise ConfigError(f"two reports are about the data set {name!r}; pass only one of them")
     name = repo.partition("/")[2] if repo else (_run(folder) or folder.resolve()).name
     styles = ", ".join(f"`{style}`" for style in config.get("styles", ()))
     required = config.get("requires", ())  # scorers or encoders that are not built in
@@ -189,7 +189,8 @@ def _read_report(path: str | Path) -> Report:
         report["metrics"].keys()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"{path} has no caption scores; use a report from captioner evaluate --annotations -o"
+            f"{path} is not a report with caption scores; create a report with: captioner evaluate "
+            "--annotations FILE --images FOLDER -o REPORT.json"
         ) from error
     return report
 

@@ -84,7 +84,8 @@ class Registry(Mapping[str, T], Generic[T]):
         except Exception as error:  # the package's own code runs here
             raise ConfigError(
                 f"{self.kind} {name!r} cannot be imported from {point.value} "
-                f"({type(error).__name__}: {first_line(error)}); update its package"
+                f"({type(error).__name__}: {first_line(error)}); update or reinstall the Python "
+                f"package that contains {point.value}"
             ) from error
         return implementation
 

@@ -206,11 +206,14 @@ def caption_request(model: Captioner, query: BaseModel, max_cost: int) -> Captio
         style, options = changes.pop("style", None), None
         if found := ", ".join(changes):
             raise ConfigError(
-                f"words cannot be combined with search options ({found}); use only one of them"
+                f"words sets the caption, so search options have no effect; leave out {found}, or "
+                "leave out words"
             )
         words = tuple(model.stored.vocabulary.known_words(given["words"]))
         if len(words) >= MAX_LENGTH:
-            raise ConfigError(f"words has {len(words)} words; send at most {MAX_LENGTH - 1} words")
+            raise ConfigError(
+                f"the caption in words has {len(words)} words; send at most {MAX_LENGTH - 1}"
+            )
     else:
         words, style, options = (), None, model.options(**changes)
     request = CaptionRequest(options, words, given["alternatives"], style, method)

@@ -50,7 +50,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     try:  # a line without its end is incomplete, because the process was killed
         rows = [json.loads(line) for line in lines if line.endswith("\n")]
     except ValueError as error:
-        raise CheckpointError(f"{path} is damaged ({error}); repair or remove it") from error
+        raise CheckpointError(
+            f"{path} is damaged ({error}); repair the file or remove it"
+        ) from error
     return [*map(json_values, rows)]  # earlier versions wrote NaN
 
 
@@ -74,7 +76,9 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             reason = f"cannot create {self.path} ({error.strerror})"
-            raise CheckpointError(f"{reason}; use another --run-folder") from error
+            raise CheckpointError(
+                f"{reason}; check its permissions, or set --run-folder to a different folder"
+            ) from error
         with write_lock(self.path):
             yield
 

@@ -222,8 +222,8 @@ def _load_initial_model(config: TrainConfig) -> StoredModel:
         section, key = name.split(".")
         if given[section][key] not in (held, None):
             raise ConfigError(
-                f"{name} is {given[section][key]!r}, but {config.init_from} has {held!r}; leave "
-                f"out {name}, or train without init_from"
+                f"{name} is {given[section][key]!r}, but the model {config.init_from} was trained "
+                f"with {held!r}; leave out {name}, or train without init_from"
             )
     return stored
 

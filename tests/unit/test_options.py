@@ -158,7 +158,7 @@ def test_two_options_are_refused_only_if_they_contradict() -> None:
     [
         ({"num_captions": 6}, ["num_captions is 6", "beam_size is 5", "temperature"]),
         ({"temperature": 0.5}, ["temperature 0.5", "beam_size 5", "num_captions"]),
-        ({"top_k": 5}, ["top_k 5", "set temperature above 0"]),
+        ({"top_k": 5}, ["top_k is 5", "set temperature above 0"]),
         ({"beam_size": 4, "beam_groups": 3}, ["beam_groups is 3", "beam_size (4)"]),
         ({"diversity": 3.0}, ["diversity is 3.0", "set beam_groups"]),
         ({"candidates": 1}, ["candidates is 1", "2 or more"]),

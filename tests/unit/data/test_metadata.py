@@ -233,9 +233,9 @@ def test_a_plain_description_is_read_and_replaced() -> None:
     ("packet", "problem"),
     [
         (b"<x", "damaged"),
-        (b"<x/>", "no rdf:RDF"),
+        (b"<x/>", "rdf:RDF is missing"),
         ("<x>été</x>".encode("latin-1"), "not encoded in UTF-8"),
-        (b"<a>" * 200 + b"</a>" * 200, "too deeply"),
+        (b"<a>" * 200 + b"</a>" * 200, "more than 100 levels"),
         (b'<!DOCTYPE x [<!ENTITY a "b">]><x/>', "document type"),
     ],
 )

@@ -100,10 +100,10 @@ def test_a_card_of_scores_with_intervals(best, tmp_path):
     fields = header_of(card)
     assert (fields["license"], fields["datasets"]) == ("mit", ["me/photos"])
     assert fields["model-index"][0]["name"] == "dogs"
-    with pytest.raises(ConfigError, match="two reports are about 'test'"):
+    with pytest.raises(ConfigError, match="two reports are about the data set 'test'"):
         make_card(best, options=CardOptions(reports=[path] * 2))
     (tmp_path / "report.json").write_text(json.dumps({"attention": {}}))
-    with pytest.raises(ConfigError, match="has no caption scores"):
+    with pytest.raises(ConfigError, match="is not a report with caption scores"):
         make_card(best, options=options)
 
 
