@@ -134,7 +134,8 @@ class Geometry(NamedTuple):
             y, x = [Axis(*[float(data[axis][name]) for name in Axis._fields]) for axis in "yx"]
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
-                f"geometry is {data!r:.80}, which lacks a number or has an invalid number ({error})"
+                f"geometry is {data!r:.80}, in which a number is missing or invalid ({error}); "
+                "use a dictionary from Geometry.to_dict()"
             ) from error
         for axis in (y, x):
             if not (math.isfinite(axis.first) and axis.pitch > 0 and axis.start < axis.stop):

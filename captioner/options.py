@@ -459,26 +459,26 @@ class SearchOptions(Checked):
         # is found too.
         if both := sorted(set(self.forced_words) & set(self.banned_words)):
             raise ConfigError(
-                f"forced_words and banned_words both contain {', '.join(both)}; remove it "
-                "from one of the lists"
+                f"forced_words and banned_words both contain {', '.join(both)}; remove the "
+                "common words from one of the two options"
             )
 
     def _check_sampling(self) -> None:
         if self.beam_size != 1:
             raise ConfigError(
-                f"temperature {self.temperature} is for sampling, but beam_size {self.beam_size} "
-                "is for beam search; use only one of them (num_captions sets the number of samples)"
+                f"temperature is {self.temperature} (sampling), but beam_size is {self.beam_size} "
+                "(beam search); use only one of them (num_captions sets the number of samples)"
             )
         if self.forced_words or self.beam_groups > 1:
             raise ConfigError(
-                f"temperature {self.temperature} is for sampling, but "
-                f"{'forced_words' if self.forced_words else 'beam_groups'} is for beam search; "
-                "use only one of them"
+                f"temperature is {self.temperature} (sampling), but "
+                f"{'forced_words' if self.forced_words else 'beam_groups'} is an option of beam "
+                "search; use only one of them"
             )
         if self.certainty:
             raise ConfigError(
-                f"certainty {self.certainty} is for beam search, but temperature "
-                f"{self.temperature} is for sampling; use only one of them"
+                f"certainty is {self.certainty} (beam search), but temperature is "
+                f"{self.temperature} (sampling); use only one of them"
             )
 
     def _check_beams(self) -> None:
@@ -654,7 +654,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         training = self.training
         if not self.run_folder:
-            raise ConfigError("run_folder is empty; set it to a folder")
+            raise ConfigError("run_folder is empty; set run_folder to the name of a new folder")
         if training.objective == "self_critical":
             if self.decoder.selection == "hard":
                 raise ConfigError(

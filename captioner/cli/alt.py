@@ -55,7 +55,9 @@ def alt(options: AltOptions, given: dict[str, Any]) -> int:
     from captioner.inference.alt_texts import find_alt, review_of
 
     if not Path(options.site).is_dir():
-        raise ConfigError(f"{options.site} is not a folder; pass the folder of the finished site")
+        raise ConfigError(
+            f"{options.site} is not a folder; pass the folder with the HTML pages of the built site"
+        )
     table = Path(options.output)
     for path in (table, review_of(table, Path(options.site))):
         new_file(path, options.force)

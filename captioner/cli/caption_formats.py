@@ -60,7 +60,7 @@ class CaptionFormat:
             ValueError, TypeError, LookupError, csv.Error: The file is damaged, or not in this
                 format. The argument of a KeyError names the missing part.
         """
-        raise ValueError("captioner cannot read this format")
+        raise ValueError("captioner cannot read captions in this format")
 
 
 class _Text(CaptionFormat):

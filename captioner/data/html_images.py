@@ -121,7 +121,10 @@ class HtmlPage(HTMLParser):
         """The ``href`` of the page's ``base`` element. Empty if the page has no such element."""
         self.text, self.encoding = _decoded(path)
         if _TEMPLATE.search(_CODE.sub("", self.text)):
-            raise DataError(f"{path} is a template; pass the folder of the finished site")
+            raise DataError(
+                f"{path} is a template; build the site, and pass the folder with the built HTML "
+                "pages"
+            )
         self._open: list[_Element] = []
         self._sources: list[str] = []  # URLs in the <picture> around the next image
         self._around: list[tuple[HtmlImage, _Element]] = []

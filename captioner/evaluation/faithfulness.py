@@ -356,7 +356,7 @@ def measure(
         DataError: There are no photos.
     """
     if len(model.ensemble.engines) > 1:
-        raise ConfigError("faithfulness is measured for one model, not an ensemble; use one model")
+        raise ConfigError("faithfulness cannot be measured for an ensemble; pass a single model")
     if not photos:
         raise DataError("the folder contains no photos to measure; use a folder with photos")
     chosen = _spread(photos, options.max_photos)

@@ -230,7 +230,7 @@ def fit_truth(examples: Sequence[ScoredCaption]) -> WordTruth | None:
     if min(scale, search_scale) <= 0:
         raise DataError(
             "the model's reading of photos does not separate true words from false words; add "
-            "photos with several captions each, or fit the reading again"
+            "photos with several captions each, or run scripts/fit_reading.py again"
         )
     return WordTruth(
         scale, log_prob_weight, bias, shift / scale,

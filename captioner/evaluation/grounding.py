@@ -92,12 +92,12 @@ class Instances:
                 runs = coco.annToRLE(entry)
                 pixels = mask.decode(runs)
                 if pixels.sum() != mask.area(runs):  # the other pixels are uninitialized memory
-                    raise ValueError("the run lengths end before the last pixel")
+                    raise ValueError("its run-length code (RLE) ends before the last pixel")
                 labels[pixels == 1] = math.nan if entry.get("iscrowd") == 1 else 1
             except Exception as error:  # pycocotools raises plain Exception
                 raise DataError(
                     f"{self.path}: annotation {entry['id']} has an invalid mask ({error}); "
-                    "use polygons or run lengths that fit the photo"
+                    "use polygons or a run-length code that fit the size of the photo"
                 ) from error
         return labels
 

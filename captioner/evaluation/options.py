@@ -119,7 +119,7 @@ class EvaluateOptions(ModelOptions):
             )
         if not (self.faithfulness or self.annotations or self.instances or self.phrases):
             raise ConfigError(
-                "nothing to measure is set; add annotations to score captions, instances or "
+                "no reference data is set; add annotations to score captions, instances or "
                 "phrases to measure attention, or faithfulness"
             )
         if (wanted := search.get("num_captions", 1)) != 1:
@@ -156,7 +156,9 @@ class EvaluateOptions(ModelOptions):
             if applies and (unused := sorted(given & others)):
                 raise ConfigError(f"{why}; leave out {unused[0]}")
         if self.annotations is None and (scored := sorted(given & {*scoring, "results"})):
-            raise ConfigError(f"{scored[0]} needs reference captions; add annotations")
+            raise ConfigError(
+                f"{scored[0]} needs reference captions; set annotations to a COCO captions file"
+            )
         for metric in self.java:  # before photos are captioned
             if reason := unavailable(metric):
                 raise ConfigError(f"{reason}, or leave out {metric.lower()}")
@@ -224,7 +226,9 @@ class CalibrateOptions(DeviceOptions):
         if not self.images:
             raise ConfigError("images is missing; set images to the folder with the photos")
         if self.objects and not self.annotations:
-            raise ConfigError("objects needs reference captions; add annotations")
+            raise ConfigError(
+                "objects needs reference captions; set annotations to a COCO captions file"
+            )
         styles, files = len(self.styles), len(self.annotations)
         if styles not in (0, files):
             raise ConfigError(

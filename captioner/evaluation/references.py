@@ -130,7 +130,7 @@ class DocumentFrequencies:
             numbers = {1, *counts.values(), documents}
             possible = (min(numbers), max(numbers)) == (1, documents)
             if content["format_version"] != FORMAT_VERSION or not possible:
-                raise ValueError("not of this version")
+                raise ValueError("the file is from a different version")
             return cls(documents, counts)
         except (EOFError, zlib.error, OSError, ValueError, LookupError, TypeError, AttributeError,
                 RecursionError) as error:  # fmt: skip

@@ -219,7 +219,9 @@ def review_of(table: Path, site: Path) -> Path:
 def _folder(site: str | Path) -> Path:
     folder = Path(site)
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is not a folder; pass the folder of the finished site")
+        raise ConfigError(
+            f"{folder} is not a folder; pass the folder with the HTML pages of the built site"
+        )
     return folder
 
 

@@ -83,7 +83,7 @@ def files_to_push(
     if shown or options.reports or (headed and (options.license or options.datasets)):
         raise ConfigError(
             f"{folder / CARD} was edited by hand, so options of the card cannot be applied; edit "
-            "the file yourself, or delete it to generate a new card"
+            "the file yourself, or delete the file to generate a new card"
         )
     if not headed:
         files[CARD] = f"{_header(config, repo.partition('/')[2], options, {})}\n\n{own}".encode()

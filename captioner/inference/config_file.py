@@ -47,7 +47,8 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     version = config.get("format_version") if isinstance(config, dict) else None
     if not isinstance(version, int):
         raise ModelError(
-            f"{path / CONFIG} is not a captioner model config: 'format_version' is missing"
+            f"{path / CONFIG} is not a captioner model config ('format_version' is missing); use a "
+            f"model folder that captioner has saved"
         )
     if version != FORMAT_VERSION:
         raise ModelError(
@@ -135,7 +136,10 @@ def config_errors(folder: Path) -> Iterator[None]:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, CaptionerError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise ModelError(f"{folder / CONFIG} is not a captioner model config: {reason}") from error
+        raise ModelError(
+            f"{folder / CONFIG} is not a valid captioner model config ({reason}); copy the "
+            "whole folder again"
+        ) from error
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> None:

@@ -53,5 +53,5 @@ def read_grammar(folder: Path, size: int) -> Grammar | None:
         triples = grammar.not_third
         fits = (pairs >= 0) & (pairs < size**2), (triples >= 0) & (triples < size**3)
         if grammar.endings.shape != (size,) or not all(part.all() for part in fits):
-            raise ValueError("the grammar does not match the vocabulary")
+            raise ValueError("the grammar does not match the vocabulary in config.json")
         return grammar

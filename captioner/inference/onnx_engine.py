@@ -203,7 +203,8 @@ def _run(session: Any, names: list[str], given: Arrays) -> Arrays:
         return dict(zip(names, session.run(names, given), strict=True))
     except Exception as error:  # ONNX Runtime's errors have no common base class
         raise ModelError(
-            f"ONNX Runtime cannot run the model's graph ({first_line(error):.120})"
+            f"ONNX Runtime cannot run the model's graph ({first_line(error):.120}); export the "
+            "model again, or use the model folder that it was exported from"
         ) from error
 
 

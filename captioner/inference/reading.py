@@ -126,7 +126,7 @@ class ReadingWords:
             and hidden > 0
         )
         if not fits:
-            raise ValueError("the words of the reading do not match its vocabulary")
+            raise ValueError("the words of the entry 'reading' do not match the vocabulary")
         return cls(stems, rows, keywords)
 
     def as_config(self, hidden: int) -> dict[str, Any]:

@@ -279,7 +279,10 @@ def _last_grid_node(model: nn.Module, name: str) -> str:
         or node.rpartition(".")[2].startswith(("adaptive_avg_pool2d", "mean"))
     ]
     if not pooling:
-        raise ConfigError(f"encoder.name {name!r} has no feature grid; use another model")
+        raise ConfigError(
+            f"encoder.name {name!r} does not return a grid of features; use a different "
+            "encoder, such as timm/vit_tiny_patch16_224"
+        )
     last = pooling[-1] - 1
     return str(nodes[last - isinstance(modules.get(nodes[last]), nn.MaxPool2d)])
 

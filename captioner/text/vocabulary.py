@@ -289,7 +289,10 @@ class Subwords:
             numbers: dict[str, int] = json.loads(self.data)["model"]["vocab"]
             return tuple(sorted(numbers.keys() - {_UNKNOWN_PIECE}, key=numbers.__getitem__))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"the sub-word tokenizer has no vocabulary ({error})") from error
+            raise ModelError(
+                f"the sub-word tokenizer has no vocabulary ({error}); copy the whole model "
+                "folder again"
+            ) from error
 
     def tokenize(self, text: str) -> list[str]:
         """Split a caption into pieces. Characters that are not a piece are returned unchanged.
@@ -319,7 +322,10 @@ class Subwords:
         try:
             return Tokenizer.from_str(self.data)
         except Exception as error:  # the library raises no narrower class
-            raise ModelError(f"the sub-word tokenizer cannot be read ({error})") from error
+            raise ModelError(
+                f"the sub-word tokenizer cannot be read ({error}); copy the whole model "
+                "folder again"
+            ) from error
 
 
 def _require_library(purpose: str) -> None:

@@ -74,4 +74,6 @@ def parse_yaml(text: str | bytes, source: str) -> Any:
         return yaml.load(text, Loader)
     except yaml.YAMLError as error:
         reason = re.sub(r'in "<(byte|unicode) string>", ', "at ", " ".join(str(error).split()))
-        raise ConfigError(f"{source} is not valid YAML: {reason}") from error
+        raise ConfigError(
+            f"{source} is not valid YAML ({reason}); correct the YAML there"
+        ) from error

@@ -70,7 +70,9 @@ def prepared(config: TrainConfig, data: TrainOptions) -> Iterator[TrainConfig]:
         )
         summary = prepare_dataset(how)
         if "train" not in summary.files:
-            raise DataError(f"{data.captions} has no training photos; change its splits")
+            raise DataError(
+                f"{data.captions} has no training photos; set the split of some photos to train"
+            )
         if data.val and "val" not in summary.files and (missing := summary.missing_photos):
             raise DataError(
                 f"{data.captions}: no photo for validation can be read ({len(missing)} of the "

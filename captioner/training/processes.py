@@ -103,7 +103,8 @@ class Processes:
         except Exception as error:  # trackers raise their own errors, such as for a missing key
             names = ", ".join(map(str, self.accelerator.log_with))
             raise ConfigError(
-                f"training.trackers: {names} cannot be started ({first_line(error)})"
+                f"training.trackers: {names} cannot be started ({first_line(error)}); "
+                "correct the setup, or leave the tracker out of training.trackers"
             ) from error
         try:
             yield

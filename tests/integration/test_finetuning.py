@@ -94,7 +94,7 @@ def test_data_and_images_prepare_and_train(own, capsys) -> None:
             "captions.csv contains captions, not settings; to train on them, run captioner train "
             "--data captions.csv --images FOLDER --init-from shipped",
         ),
-        (["photos/1.jpg"], "photos/1.jpg is not valid YAML: "),
+        (["photos/1.jpg"], "photos/1.jpg is not valid YAML \\("),
         ([*DATA, "--val", "0"], "captions.csv has no validation photos; set val"),
         (
             ["--data", "unreadable.csv", "--images", "photos", "--val", "0.5"],

@@ -35,7 +35,7 @@ LINES = [
     ("apply a.csv b.csv --sidecar txt", "2 caption files were passed; pass only one"),
     ("apply --remove PHOTO --in-place", "--in-place cannot be combined with --remove"),
     ("caption PHOTO --in-place --skip-existing --force", "contradict each other"),
-    ("caption PHOTO --in-place --skip-existing -o x.csv", "--skip-existing and -o cannot be"),
+    ("caption PHOTO --in-place --skip-existing -o x.csv", "--skip-existing and -o x.csv cannot be"),
     (
         "caption PHOTO --in-place --skip-existing --existing replace",
         "cannot be combined with --existing replace",
@@ -96,8 +96,8 @@ LINES = [
     ("attend PHOTO -o x.npz --only dog", "an archive of maps does not support --only;"),
     # Scores and confidence; no photo is captioned before.
     ("evaluate", "or results to a file of captions"),
-    ("evaluate --results RESULTS", "nothing to measure is set; add annotations"),
-    ("evaluate --images PHOTOS --instances INSTANCES --compare RESULTS", "add annotations"),
+    ("evaluate --results RESULTS", "no reference data is set; add annotations"),
+    ("evaluate --images PHOTOS --instances INSTANCES --compare RESULTS", "set annotations"),
     ("evaluate --images PHOTOS --instances INSTANCES --objects none.json", "objects needs refer"),
     (
         "evaluate --images PHOTOS --phrases none.json --beam-size 3",

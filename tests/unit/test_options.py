@@ -157,7 +157,7 @@ def test_two_options_are_refused_only_if_they_contradict() -> None:
     ("options", "parts"),
     [
         ({"num_captions": 6}, ["num_captions is 6", "beam_size is 5", "temperature"]),
-        ({"temperature": 0.5}, ["temperature 0.5", "beam_size 5", "num_captions"]),
+        ({"temperature": 0.5}, ["temperature is 0.5", "beam_size is 5", "num_captions"]),
         ({"top_k": 5}, ["top_k is 5", "set temperature above 0"]),
         ({"beam_size": 4, "beam_groups": 3}, ["beam_groups is 3", "beam_size (4)"]),
         ({"diversity": 3.0}, ["diversity is 3.0", "set beam_groups"]),
@@ -217,7 +217,7 @@ def test_an_error_in_a_config_file_names_it(tmp_path) -> None:
     for text, expected in (
         ("training: {epochs: 0}", "bad.yaml: training.epochs is 0; use an integer >= 1"),
         ("training: {epoch: 0}", "bad.yaml: unknown setting training.epoch"),
-        ("search: {temperature: 0.5}", "search.temperature 0.5 is for sampling, but beam_size"),
+        ("search: {temperature: 0.5}", "search.temperature is 0.5 (sampling), but beam_size"),
         ("- a", "bad.yaml: config is ['a']; use a mapping of setting names to values"),
         ("a: [", "bad.yaml is not valid YAML"),
     ):

@@ -125,7 +125,7 @@ ERRORS = [
     ("train lr=1", "unknown setting lr; did you mean training.lr?"),
     ("train training.batch-size=4", "did you mean training.batch_size?"),
     ("train training.lr=fast", "training.lr is 'fast'; use a number > 0"),
-    ("train data.images=[a", "data.images is not valid YAML: "),
+    ("train data.images=[a", "data.images is not valid YAML ("),
     ("train data.images=[a] data.images=[b]", "data.images is set twice; set it once"),
     ("train --training.lr 1e-4", "is a setting, not an option; write training.lr=1e-4"),
     ("train --training.batch-size=4", "not an option; write training.batch_size=4"),

@@ -78,7 +78,7 @@ def test_what_lacks_a_text(source, reason, page) -> None:
     ],
 )
 def test_templates_are_refused(source, page) -> None:
-    with pytest.raises(DataError, match="a template; pass the folder of the finished site"):
+    with pytest.raises(DataError, match="a template; build the site"):
         page(source)
 
 

@@ -240,5 +240,5 @@ def test_photos_are_sampled_evenly_and_broken_ones_reported(
     with pytest.raises(DataError, match="contains no photos to measure"):
         measure(captioner, [], options, captioner.options(), on_error=errors.append)
     monkeypatch.setattr(captioner.ensemble, "engines", captioner.ensemble.engines * 2)
-    with pytest.raises(ConfigError, match="faithfulness is measured for one model"):
+    with pytest.raises(ConfigError, match="faithfulness cannot be measured for an ensemble"):
         measure(captioner, photos, options, captioner.options(), on_error=errors.append)

@@ -161,7 +161,9 @@ def test_run_lengths_that_end_early_are_an_error(read, monkeypatch: pytest.Monke
     """For such run lengths, pycocotools returns uninitialized memory, which this test simulates."""
     held = np.arange(HEIGHT * WIDTH, dtype=np.uint8).reshape(HEIGHT, WIDTH)
     monkeypatch.setattr("pycocotools.mask.decode", lambda code: held)
-    with pytest.raises(DataError, match=r"7 has an invalid mask \(the run lengths end before"):
+    with pytest.raises(
+        DataError, match=r"7 has an invalid mask \(its run-length code \(RLE\) ends before"
+    ):
         read(entry("dog", {"size": [8, 12], "counts": [5]})).labels(1, "dog")
 
 

@@ -155,7 +155,7 @@ def test_truncated_weights(folder: Path, kept: float):
 
 
 NOT_JSON = r"cannot read .*config\.json .*; copy the whole folder again"
-FOREIGN = r"config\.json is not a captioner model config: 'format_version' is missing"
+FOREIGN = r"config\.json is not a captioner model config \('format_version' is missing\)"
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def change(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
 )
 def test_an_invalid_config_is_an_error(folder: Path, edit: Callable[[dict[str, Any]], object]):
     change(folder, edit)
-    assert_refused(folder, r"config\.json is not a captioner model config: .+")
+    assert_refused(folder, r"config\.json is not a valid captioner model config \(.+")
 
 
 EMBEDDING = "decoder.embedding.weight"

@@ -241,9 +241,9 @@ def test_a_damaged_graph_is_one_line(copied) -> None:
         load(copied)
 
 
-IMPOSSIBLE = "is not a captioner model config"
+IMPOSSIBLE = "is not a valid captioner model config"
 OTHERS = r"graphs of .* do not match its config\.json"
-READING = "the words of the reading do not match its vocabulary"
+READING = "the words of the entry 'reading' do not match the vocabulary"
 
 
 @pytest.mark.parametrize(

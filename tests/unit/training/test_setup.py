@@ -110,9 +110,15 @@ def test_a_second_stage_keeps_the_reading_of_the_same_features(
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"encoder": {"name": "timm/test_efficientnet"}}, "test_efficientnet', but .* has 'timm/t"),
+        (
+            {"encoder": {"name": "timm/test_efficientnet"}},
+            "test_efficientnet', but .* with 'timm/t",
+        ),
         # Equal to the default, and yet another value than the model's.
-        ({"decoder": {"attention": "additive"}}, "is 'additive', but .* was trained with 'general'"),
+        (
+            {"decoder": {"attention": "additive"}},
+            "is 'additive', but .* with 'general'",
+        ),
     ],
 )
 def test_a_setting_that_differs_from_the_initial_model_is_refused(
