@@ -73,7 +73,7 @@ def test_a_review_is_not_overwritten(tiny, site, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("function", "arguments", "message"),
     [
-        ("suggest_alt", {"site": "gone"}, "gone is not a folder; pass the folder of"),
+        ("suggest_alt", {"site": "gone"}, "gone is not a folder; pass the folder with"),
         ("apply_alt", {"site": "gone", "texts": "alt.csv"}, "gone is not a folder"),
         ("suggest_alt", {"num_captions": 2}, "an image has only one alternative text"),
     ],
