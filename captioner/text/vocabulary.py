@@ -7,6 +7,7 @@ sub-word tokenizer has word pieces instead of words.
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -15,6 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from captioner.errors import ConfigError, ModelError
+from captioner.messages import counted, either
 from captioner.text.tokenizer import lacks_spaces, normalize, tokenize
 
 if TYPE_CHECKING:
@@ -158,9 +160,12 @@ class Vocabulary:
             problem = "it has no words"
             if unknown:
                 problem = f"the model does not know {', '.join(unknown)}"
-            raise ConfigError(
-                f"caption {text!r}: {problem}; use words from the model's config.json"
-            )
+            matches = (difflib.get_close_matches(word, self._ids, 1, 0.7) for word in unknown)
+            close = dict.fromkeys(word for found in matches for word in found)
+            remedy = f"use some of the {counted(len(self._ids), 'word')} in its config.json"
+            if close:
+                remedy = f"use words that it knows, such as {either(close)}"
+            raise ConfigError(f"caption {text!r}: {problem}; {remedy}")
         return words
 
     def start(self, style: str = "") -> int:

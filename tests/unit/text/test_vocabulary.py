@@ -55,6 +55,11 @@ def test_texts_with_other_words_or_none_are_refused(text) -> None:
         Vocabulary(["a", "dog", "on"]).known_words(text)
 
 
+def test_similar_words_are_suggested_for_unknown_words() -> None:
+    with pytest.raises(ConfigError, match=r"grass.*\bdog$"):
+        Vocabulary(["a", "dog", "grass"]).known_words("a dogg on grass")
+
+
 def test_special_tokens_have_the_first_ids() -> None:
     assert [PAD, START, END, UNKNOWN] == [0, 1, 2, 3]
     assert Vocabulary([]).decode([0, 1, 2, 3]) == ["<pad>", "<start>", "<end>", "<unk>"]
