@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import glob
 import json
 import os
 import secrets
@@ -43,6 +44,25 @@ def json_values(data: Any) -> Any:
     return json.loads(json.dumps(data), parse_constant=lambda _: None)
 
 
+def remove_temporary(path: Path) -> None:
+    """Remove the temporary files that killed processes left when they wrote a file.
+
+    The caller must hold the `write_lock` of the file, so that no other process is writing it.
+    """
+    target = path.resolve()
+    if target.name[:60] != target.name:
+        return  # files with other long names may have the same temporary names
+    for temporary in target.parent.glob(f"{glob.escape(_temporary(target))}????????"):
+        temporary.unlink(missing_ok=True)
+
+
+def _temporary(target: Path) -> str:
+    """Return how the names of a file's temporary files begin. Hexadecimal digits follow."""
+    return (
+        f".{target.name[:60]}.tmp-"  # at most 60 characters, so that a name has at most 255 bytes
+    )
+
+
 @contextmanager
 def atomic_open(path: str | Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
     """Open a new file that replaces the old file when the block ends.
@@ -58,8 +78,7 @@ def atomic_open(path: str | Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO
             return
         target = Path(path).resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
-        # At most 60 characters, so that the name has at most 255 bytes.
-        temporary = target.with_name(f".{target.name[:60]}.tmp-{secrets.token_hex(4)}")
+        temporary = target.with_name(f"{_temporary(target)}{secrets.token_hex(4)}")
         try:
             with temporary.open(mode.replace("w", "x"), **text) as file:
                 if target.exists():

@@ -64,7 +64,8 @@ JOB, PARTS, DONE = "_job.json", "_parts.jsonl.gz", "_done.json"
 _PART = re.compile(r"part-([0-9]{5,})\.(jsonl|parquet)")
 
 Row = dict[str, Any]
-"""``{"image": name, "captions": [...]}`` or ``{"image": name, "error": message}``."""
+"""``{"image": name, "captions": [...]}``. If the photo failed, ``captions`` is empty and there is a
+third entry, ``"error": message``."""
 
 
 class Captions:
@@ -74,7 +75,7 @@ class Captions:
 
         image     name of the photo, unless the batch already has a column of names
         caption   the best caption, or null if the photo failed
-        captions  all captions: text, words, log_prob, log_probs
+        captions  all captions: text, words, log_prob, log_probs; none if the photo failed
         error     the reason why the photo failed, or null
     """
 
@@ -120,7 +121,7 @@ class Captions:
         results = self.model.stream(sources, keep_photos=False, **self.options)
         rows = [row(name, result) for name, result in zip(names, results, strict=True)]
         added = pa.Table.from_pylist(rows, schema=row_schema())
-        best = [found["captions"][0]["text"] if "captions" in found else None for found in rows]
+        best = [found["captions"][0]["text"] if found["captions"] else None for found in rows]
         added = added.append_column("caption", pa.array(best, pa.string()))
         if self.names in batch:
             added = added.drop_columns(["image"])
@@ -134,7 +135,7 @@ class Captions:
 def row(name: str, result: Result) -> Row:
     """Return the captions or the error of a photo as a row of the output."""
     if result.error is not None:
-        return {"image": name, "error": str(result.error)}
+        return {"image": name, "captions": [], "error": str(result.error)}
     return {"image": name, "captions": [caption.to_dict() for caption in result.captions]}
 
 

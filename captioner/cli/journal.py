@@ -28,7 +28,13 @@ from captioner.cli.caption_formats import CaptionFormat, read_rows
 from captioner.cli.console import hint, warn
 from captioner.cli.rows import Name, Row
 from captioner.errors import ConfigError
-from captioner.files import atomic_write, check_same, named_after, write_lock
+from captioner.files import (
+    atomic_write,
+    check_same,
+    named_after,
+    remove_temporary,
+    write_lock,
+)
 from captioner.messages import counted, first_of
 
 
@@ -73,6 +79,8 @@ def continued(
     """
     path = journal_path(target)
     with write_lock(path, create=True, name=target):
+        for left in (target, path):
+            remove_temporary(left)
         try:
             with _continued(
                 target, names, captioned, settings, kind=kind, resume=resume, force=force

@@ -194,7 +194,7 @@ class Running:
 def run(app: FastAPI, address: tuple[str, int]) -> bool:
     """Serve until SIGTERM or Ctrl-C, and return whether Ctrl-C ended the server.
 
-    SIGHUP reloads the API keys.
+    SIGHUP reloads the API keys. Without keys, it only ends a server in a terminal that is closed.
     """
 
     async def main() -> bool:
@@ -210,7 +210,7 @@ def run(app: FastAPI, address: tuple[str, int]) -> bool:
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop, number)
-        if app.state.keys is not None:
+        if app.state.keys is not None or not sys.stdin.isatty():
             loop.add_signal_handler(signal.SIGHUP, _reload, app.state.keys)
         if options.metrics_port is not None:
             start_http_server(
@@ -238,8 +238,11 @@ async def _watch() -> None:
         await asyncio.sleep(_STILL_SECONDS / 10)
 
 
-def _reload(keys: ApiKeys) -> None:
+def _reload(keys: ApiKeys | None) -> None:
     """Read the API keys again. If the file is invalid, keep the previous keys."""
+    if keys is None:
+        logger.warning("the server has no API keys to reload; to use keys, set --api-key-file")
+        return
     try:
         keys.reload()
     except ConfigError as error:

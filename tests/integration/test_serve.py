@@ -70,6 +70,7 @@ def test_keys_are_reloaded_on_sighup_and_logs_are_json(serve, tmp_path):
 def test_ctrl_c_exits_like_every_command(serve):
     """It exits at once, without waiting for load balancers."""
     server = serve("--drain-delay", "600")
+    server.process.send_signal(signal.SIGHUP)  # without keys, nothing is reloaded
     assert httpx.get(f"{server.url}/healthz", trust_env=False).json() == {"status": "ok"}
 
     code, err = server.stop(signal.SIGINT)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +15,13 @@ from typing import Any
 import pytest
 
 from captioner.errors import DataError
-from captioner.files import atomic_folder, atomic_open, atomic_write, write_lock
+from captioner.files import (
+    atomic_folder,
+    atomic_open,
+    atomic_write,
+    remove_temporary,
+    write_lock,
+)
 
 
 def names(folder: Path) -> list[str]:
@@ -108,6 +116,20 @@ def test_threads_may_write_the_same_file(tmp_path: Path):
         list(pool.map(lambda text: atomic_write(tmp_path / "a", text), contents * 4))
     assert (tmp_path / "a").read_text() in contents
     assert names(tmp_path) == ["a"]
+
+
+def test_the_temporary_file_of_a_killed_write_is_removed(tmp_path: Path):
+    code = (
+        "import os, sys; from captioner.files import atomic_open\nwith atomic_open(sys.argv[1]): "
+    )
+    files = [tmp_path / name for name in ("a [1].csv", "a [1].csv.resume", "long" * 20)]
+    for file in files:
+        subprocess.run([sys.executable, "-c", f"{code}os._exit(9)", file], check=False)
+    assert len(names(tmp_path)) == 3
+    for file in files[::2]:
+        remove_temporary(file)
+    # Other files with the same long beginning have the same temporary names.
+    assert [name[:8] for name in names(tmp_path)] == [".a [1].c", ".longlon"]
 
 
 def write(folder: Path, content: str) -> None:

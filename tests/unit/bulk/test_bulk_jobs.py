@@ -295,5 +295,5 @@ def test_batches_of_a_pipeline(tmp_path) -> None:
     good, bad = table.to_pylist()
     assert good["caption"] == good["captions"][0]["text"] != ""
     assert good["error"] is None
-    assert (bad["path"], bad["number"], bad["captions"], bad["caption"]) == ("b.png", 2, None, None)
+    assert (bad["path"], bad["number"], bad["captions"], bad["caption"]) == ("b.png", 2, [], None)
     assert bad["error"].startswith("b.png: the file is not a supported image")
