@@ -163,13 +163,14 @@ def check_search(model: StoredModel) -> None:
     options = model.search
     if options.certainty and not (_has_truth(model) and model.grammar is not None):
         raise ConfigError(
-            f"the model's search default certainty is {options.certainty}, but the model "
-            "cannot check words against a photo; run scripts/fit_reading.py and captioner calibrate"
+            f"the model's config.json sets certainty to {options.certainty}, but the model cannot "
+            "check words against a photo; set it to 0 in a copy of the model, or run "
+            "scripts/fit_reading.py and captioner calibrate"
         )
     for name in changed(options):
         if name in marked(SearchOptions, Role.NOT_IN_BROWSER):
             raise ConfigError(
-                f"the model's search default {name} is {getattr(options, name)!r}, but the "
+                f"the model's config.json sets {name} to {getattr(options, name)!r}, but the "
                 f"page does not support {name}; export a copy of the model without {name} in "
                 "config.json"
             )

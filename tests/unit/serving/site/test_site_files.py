@@ -127,7 +127,7 @@ def test_the_confidence_is_left_out_where_it_does_not_apply(exported, tmp_path) 
 
 def test_a_certainty_needs_a_reading(tmp_path) -> None:
     exported = write_exported(tmp_path / "exported", certainty=0.5)
-    with pytest.raises(ConfigError, match=r"certainty is 0\.5, but the model cannot check words"):
+    with pytest.raises(ConfigError, match=r"certainty to 0\.5, but the model cannot check words"):
         site_of(exported)
 
 
@@ -135,6 +135,6 @@ def test_searches_that_the_page_lacks_are_refused(tmp_path) -> None:
     for search in ({"temperature": 0.7, "beam_size": 1}, {"forced_words": ["dog"]}):
         name = next(iter(search))
         exported = write_exported(tmp_path / name, **search)
-        with pytest.raises(ConfigError, match=f"{name} is .* the page does not support"):
+        with pytest.raises(ConfigError, match=f"{name} to .* the page does not support"):
             site_of(exported)
     assert not (tmp_path / "site").exists()
