@@ -47,13 +47,14 @@ def json_values(data: Any) -> Any:
 def remove_temporary(path: Path) -> None:
     """Remove the temporary files that killed processes left when they wrote a file.
 
-    The caller must hold the `write_lock` of the file, so that no other process is writing it.
+    Temporary files that a process is still writing are locked, so they are kept. Nothing is removed
+    on file systems that do not support locks.
     """
     target = path.resolve()
-    if target.name[:60] != target.name:
-        return  # files with other long names may have the same temporary names
-    for temporary in target.parent.glob(f"{glob.escape(_temporary(target))}????????"):
-        temporary.unlink(missing_ok=True)
+    for temporary in target.parent.glob(glob.escape(_temporary(target)) + 8 * "[0-9a-f]"):
+        with suppress(OSError), temporary.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            temporary.unlink()
 
 
 def _temporary(target: Path) -> str:
@@ -81,6 +82,8 @@ def atomic_open(path: str | Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO
         temporary = target.with_name(f"{_temporary(target)}{secrets.token_hex(4)}")
         try:
             with temporary.open(mode.replace("w", "x"), **text) as file:
+                with suppress(OSError):  # see remove_temporary
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if target.exists():
                     shutil.copystat(target, temporary)  # writing then updates the time
                     with suppress(OSError):  # only root may change the owner

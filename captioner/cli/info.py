@@ -113,7 +113,7 @@ def _summary(facts: dict[str, Any]) -> dict[str, str]:
     scores = [
         f"{photos} CIDEr {100 * found['CIDEr']:.1f}, BLEU-4 {100 * found['Bleu_4']:.1f}"
         for photos, found in measured.items()
-        if "CIDEr" in found
+        if found.get("CIDEr") is not None and found.get("Bleu_4") is not None
     ]
     confidence = facts["confidence"]
     return {

@@ -14,8 +14,8 @@ Name = str | int
 Row = dict[str, Any]
 """``{"image": name, "captions": [...]}``, or ``{"image": name, "error": message}`` if the photo
 failed. JSON adds an empty list of captions to the row of a failed photo. Rows of videos also have
-``start`` and ``end`` in seconds. Rows kept from an existing file have ``image`` (the photo's name
-or None), ``text`` (the caption) and ``kept`` (the original row)."""
+``start`` and ``end`` in seconds, unless the video failed. Rows kept from an existing file have
+``image`` (the photo's name or None), ``text`` (the caption) and ``kept`` (the original row)."""
 
 
 class Wording(NamedTuple):

@@ -293,6 +293,7 @@ class Store:
         owners: dict[Path, Path] = {}
         existing: dict[Path, Found] = {}
         unchanged: list[Path] = []
+        protected: list[Path] = []
         problems: dict[Path, str] = {}
         for photo in photos:
             try:
@@ -300,7 +301,9 @@ class Store:
                 new = known.get(photo)
                 if there and there.own and new and there.text == new["text"]:
                     unchanged.append(photo)
-                elif there and (self.existing in (None, "skip") or self._is_other(there, new)):
+                elif there and there.text and not there.own and new and not new.get("by_person"):
+                    protected.append(photo)
+                elif there and (self.existing in (None, "skip") or self._is_other(there)):
                     existing[photo] = there
             except (DataError, OSError) as error:
                 problems[photo] = self._problem(photo, error)
@@ -328,7 +331,12 @@ class Store:
                 f"{counted(len(unchanged), 'photo')} left unchanged, with the same caption by "
                 "captioner"
             )
-        kept = [*existing, *unchanged]
+        if protected:
+            self.warn(
+                f"{counted(len(protected), 'photo')} left unchanged, with a text by a person and "
+                "with a caption that nobody has changed in the table"
+            )
+        kept = [*existing, *unchanged, *protected]
         left = {*kept}
         return [photo for photo in owners.values() if photo not in left], kept, problems
 
@@ -363,15 +371,12 @@ class Store:
         except OSError:
             return False
 
-    def _is_other(self, there: Found, new: Row | None) -> bool:
+    def _is_other(self, there: Found) -> bool:
         """Return whether to keep an existing caption, because captioner did not write it.
 
-        This is the case only if the option ``existing`` is replace-own, or if the new caption comes
-        from a table in which nobody has changed it.
+        This is the case only if the option ``existing`` is replace-own.
         """
-        unchanged = new is not None and not new.get("by_person")
-        by_person = bool(there.text) and not there.own  # unknown for text files, which have no text
-        return (by_person and unchanged) or (self.existing == "replace-own" and not there.own)
+        return self.existing == "replace-own" and not there.own
 
     def _keep(
         self,

@@ -146,7 +146,8 @@ def apply_captions(
         captions: A CSV or JSON Lines file with the columns ``image`` and ``caption``.
         images: Folder of the photos (default: the folder of the table, or the current folder).
             Names that lead outside this folder are rejected.
-        force: Replace the captions that photos have.
+        force: Replace the captions that photos have. A caption that nobody has changed in the table
+            never replaces a text by a person.
         **options: The options of `write_caption`, and the names of columns in ``file_column`` and
             ``caption_column``.
 

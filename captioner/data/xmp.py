@@ -134,10 +134,10 @@ def set_description(
             new[_SUBJECT] = rdf_bag([*old, *added])
         # After a person's correction, the list of captioner's keywords is kept with the digest of
         # the previous caption, so that `remove_own` still removes these keywords.
-        earlier = texts_of(elements, _DIGEST)
-        listed = mark is None and texts_of(elements, _ADDED) and text_digest(text) not in earlier
-        kept = (_DIGEST, _ADDED) if listed else ()
-        new |= {one: b"" for one in _MARKS if one not in kept}
+        listed = mark is None and texts_of(elements, _ADDED)
+        new |= {one: b"" for one in _MARKS if not (listed and one in (_DIGEST, _ADDED))}
+        if listed and text_digest(text) in texts_of(elements, _DIGEST):
+            new[_DIGEST] = text_digest("").encode()  # the new text is not captioner's
         if mark is not None:
             certain = "" if mark.confidence is None else f"{mark.confidence:.4f}"
             before = texts_of(elements, _ADDED) if find_description(body).own else ()

@@ -222,7 +222,7 @@ def _header(
 
     scores = [(name, one["metrics"], one.get("images")) for name, one in reports.items()]
     row = _training_row(config)
-    if not scores and "CIDEr" in row:
+    if not scores and row.get("CIDEr") is not None:
         scores = [("validation during training", row, row.get("val_photos"))]
     results = [
         EvalResult(
@@ -266,7 +266,7 @@ def _scores(reports: Mapping[str, Report]) -> str:
 
 
 def _validation_scores(row: Mapping[str, Any]) -> str:
-    if "CIDEr" not in row:
+    if row.get("CIDEr") is None or row.get("Bleu_4") is None:
         return ""
     photos = f" on {counted(row['val_photos'], 'photo')}" if "val_photos" in row else ""
     return (

@@ -25,7 +25,7 @@ logger = logging.getLogger("captioner.serving")
 
 OPENAI = ("/v1/chat/completions", "/v1/models")  # paths, or their beginnings, of OpenAI's protocol
 PHOTOPRISM = "/api/v1/vision/"  # beginning of the paths of PhotoPrism's protocol
-CRASHED = 1  # exit code; 2 means that the server could not start, so a restart does not help
+CRASHED = 1  # exit code; all other errors of the server, such as a wrong option, have code 2
 _STATUSES = {  # statuses and reasons of the package's exceptions; subclasses before their base
     ConfigError: (422, "options"),
     NotAnImageError: (415, "no_picture"),

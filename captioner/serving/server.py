@@ -210,7 +210,7 @@ def run(app: FastAPI, address: tuple[str, int]) -> bool:
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop, number)
-        if app.state.keys is not None or not sys.stdin.isatty():
+        if app.state.keys is not None or not sys.stderr.isatty():
             loop.add_signal_handler(signal.SIGHUP, _reload, app.state.keys)
         if options.metrics_port is not None:
             start_http_server(

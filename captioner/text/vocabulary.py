@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from captioner.errors import ConfigError, ModelError
-from captioner.messages import counted, either
+from captioner.messages import counted, either, first_of
 from captioner.text.tokenizer import lacks_spaces, normalize, tokenize
 
 if TYPE_CHECKING:
@@ -159,9 +159,9 @@ class Vocabulary:
         if unknown or not words:
             problem = "it has no words"
             if unknown:
-                problem = f"the model does not know {', '.join(unknown)}"
-            matches = (difflib.get_close_matches(word, self._ids, 1, 0.7) for word in unknown)
-            close = dict.fromkeys(word for found in matches for word in found)
+                problem = f"the model does not know {first_of(unknown)}"
+            # Only for one word, because each comparison with the vocabulary takes 10 ms.
+            close = difflib.get_close_matches(unknown[0], self._ids, 2, 0.7) if unknown else []
             remedy = f"use some of the {counted(len(self._ids), 'word')} in its config.json"
             if close:
                 remedy = f"use words that it knows, such as {either(close)}"

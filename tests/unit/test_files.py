@@ -126,10 +126,16 @@ def test_the_temporary_file_of_a_killed_write_is_removed(tmp_path: Path):
     for file in files:
         subprocess.run([sys.executable, "-c", f"{code}os._exit(9)", file], check=False)
     assert len(names(tmp_path)) == 3
-    for file in files[::2]:
-        remove_temporary(file)
-    # Other files with the same long beginning have the same temporary names.
-    assert [name[:8] for name in names(tmp_path)] == [".a [1].c", ".longlon"]
+    with atomic_open(files[0]) as writing:  # not killed
+        writing.write("text")
+        for file in files[::2]:
+            remove_temporary(file)
+        assert len(names(tmp_path)) == 2
+    assert files[0].read_text() == "text"
+    assert sorted(name.startswith(".a [1].csv.resume.tmp-") for name in names(tmp_path)) == [
+        False,
+        True,
+    ]
 
 
 def write(folder: Path, content: str) -> None:

@@ -83,8 +83,11 @@ def test_templates_are_refused(source, page) -> None:
 
 
 def test_what_only_looks_like_a_template_is_read(page) -> None:
-    page("<pre><code>{{ x }}</code></pre><script>'{{'</script><!-- {% --><p>{ 100% }")
-    page("<?xml version='1.0'?><html>")
+    assert (
+        page("<pre><code>{{ x }}</code></pre><script>'{{'</script><!-- {% --><p>{ 100% }").images
+        == []
+    )
+    assert page("<?xml version='1.0'?><html>").images == []
 
 
 def test_where_the_picture_is_and_what_the_image_does(page) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from captioner.cli.main import OK, main
 from captioner.errors import ConfigError
 from captioner.inference.card import is_generated, make_card, readable, write_card
 from captioner.inference.folder import load_model, save_model
@@ -145,6 +146,18 @@ def test_a_model_without_training_has_a_card(stored_model, tmp_path):
     write_card(tmp_path / "plain")
     assert make_card(tmp_path / "plain") == card
     assert load_model(tmp_path / "plain").info == {}
+
+
+def test_a_score_that_is_undefined_is_left_out(best, capsys):
+    path = best / "config.json"
+    config = json.loads(path.read_text())
+    config["info"]["training"] |= {"CIDEr": None, "Bleu_4": None}  # as written for NaN
+    path.write_text(json.dumps(config))
+    card = make_card(best)
+    assert "model-index" not in header_of(card)
+    assert "## Scores" not in card
+    assert main(["info", "--model", str(best)]) == OK
+    assert "CIDEr" not in capsys.readouterr().out
 
 
 def test_a_card_names_the_packages_and_the_code_that_the_model_needs(best):
