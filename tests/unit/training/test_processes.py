@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,9 @@ def test_a_resumed_run_replaces_the_points_after_the_checkpoint(tmp_path: Path):
         with processes.tracking({}, step=start):
             for step in steps:
                 processes.log({"epoch": 1, "step": step, "loss": loss})
+        # TensorBoard reads the event files by name, and only the second in the name tells the
+        # runs apart: the number after it sorts 10 before 9.
+        time.sleep(1)
     assert points_of(tmp_path, "loss") == [(5, 3.0), (10, 3.0), (15, 2.0), (20, 2.0)]
 
 
