@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count, cycle, product
 from pathlib import Path
@@ -23,6 +23,7 @@ from captioner.cli.search_options import checked_search
 from captioner.data.folders import PICTURE_MARK
 from captioner.data.images import MAX_STREAM_BYTES, open_image
 from captioner.data.reading import photo_bar
+from captioner.data.write_captions import read_captions
 from captioner.drawing.animation import Animation, animate
 from captioner.drawing.archive import MapArchive
 from captioner.drawing.drawing import Drawing
@@ -31,12 +32,13 @@ from captioner.drawing.options import AnimationOptions, FigureOptions, PageOptio
 from captioner.drawing.pages import Entry, Page, gallery
 from captioner.drawing.style import lacks_letters
 from captioner.errors import ConfigError, ImageError
-from captioner.messages import either, printable
+from captioner.messages import either, first_of, printable
 from captioner.options import METHOD_TITLES, ExplanationMethod, ModelOptions, SearchOptions
 from captioner.schema import File, ModelName, Shown, flag, flags_given, option_fields, refuse, taken
 
 if TYPE_CHECKING:
     from captioner.evaluation.grounding import Instances
+    from captioner.inference.captioner import Captioner, Result
 
 _KINDS: dict[type[Drawing], type | None] = {
     Figure: FigureOptions,
@@ -61,6 +63,9 @@ class ShownCaptions:
     words: list[str] = field(default_factory=list)
     """Show the attention for a caption of your own instead of the model's caption. Repeat the
     option to show several captions."""
+    captions: File | None = None
+    """Show the captions in this CSV or JSON Lines file, such as a corrected captions.csv. Photos
+    that are not in the file show the model's caption. The columns are image and caption."""
     compare: Annotated[list[ModelName], OnlyFor((Figure, Page))] = field(default_factory=list)
     """Also show the caption by this model, below the caption by --model. Repeat the option to
     compare several models."""
@@ -120,6 +125,8 @@ def attend(options: AttendOptions, drawing: dict[str, Any]) -> int:
             "--words sets the caption, so search options have no effect; leave out "
             f"{flag(min(refused))}"
         )
+    if options.words:
+        refuse(options, ("captions",), "and --words both set the caption; use only one of them")
     found = checked_search(options.model, search)
     photos = find_photos(options.photos, options.from_file, recursive=options.recursive)
     if not photos.paths:
@@ -268,6 +275,7 @@ def _captioned(
 
     folders = [options.model, *([folder] for folder in options.compare)]
     models = [load(*one, device=options.device, precision=options.precision) for one in folders]
+    texts = read_captions(options.captions, photos, warn) if options.captions else {}
     # Standard input cannot be read twice.
     sources = [p if p != STDIN else sys.stdin.buffer.read(MAX_STREAM_BYTES + 1) for p in photos]
     results, labels = [], []
@@ -276,9 +284,10 @@ def _captioned(
     ):
         title = METHOD_TITLES[method] if options.methods != ["attention"] else ""
         labels.append(": ".join(filter(None, [name, title])))
-        how = search | {"method": method, "alternatives": options.alternatives or 0}
-        found = model.stream(sources, batch_size=options.batch_size, words=options.words, **how)
-        results.append(result.error or result.captions for result in found)
+        how: Any = {"method": method, "alternatives": options.alternatives or 0}
+        batches: Any = {"batch_size": options.batch_size, "words": options.words}
+        found = zip(photos, model.stream(sources, **batches, **how, **search), strict=True)
+        results.append(_with_texts(model, found, texts, style=search.get("style"), **how))
     names = Counter(photo.name for photo in photos)
     for photo, source, *each in zip(photos, sources, *results, strict=True):
         if isinstance(each[0], ImageError):
@@ -289,6 +298,37 @@ def _captioned(
         # Show the folder only if two photos have the same name, because pages may be published.
         title = photo.name if names[photo.name] == 1 else "/".join(photo.absolute().parts[-2:])
         yield Entry(source, captions, "" if photo == STDIN else title, of if any(of) else [])
+
+
+def _with_texts(
+    model: Captioner,
+    results: Iterable[tuple[Path, Result]],
+    texts: Mapping[Path, str],
+    **how: Any,
+) -> Iterator[Sequence[Caption] | ImageError]:
+    """Yield the captions or the error of each photo, and replace captions by the given texts.
+
+    A caption with the same words as the text is kept, because it has a confidence.
+
+    Args:
+        model: The model that generated the captions.
+        results: The photos with the results of the model.
+        texts: The text of each photo that has one.
+        how: Options of ``explain_batch``.
+    """
+    vocabulary, unknown = model.stored.vocabulary, set[str]()
+    for photo, result in results:
+        words = vocabulary.tokenize(texts.get(photo, ""))
+        if result.error or not words or words == vocabulary.tokenize(result.captions[0].text):
+            yield result.error or result.captions
+            continue
+        unknown.update(word for word in words if word not in vocabulary)
+        yield model.explain_batch([model.prepare(open_image(result.photo))], [words], **how)
+    if unknown:
+        warn(
+            f"the model does not know {first_of(sorted(unknown))}; the words are shown with the "
+            "attention for an unknown word"
+        )
 
 
 def _names(options: AttendOptions) -> list[str]:

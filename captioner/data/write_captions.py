@@ -28,6 +28,7 @@ from captioner.data.folders import NamedFiles, natural
 from captioner.data.formats import format_by_name
 from captioner.data.images import image_size
 from captioner.data.importers import (
+    USUAL,
     find_source,
     import_captions,
     photo_folder,
@@ -256,6 +257,37 @@ def apply_table(
         photos,
     )
     yield from (one["error"] for one in found if "error" in one)
+
+
+def read_captions(
+    table: str, photos: Iterable[Path], warn: Callable[[str], None]
+) -> dict[Path, str]:
+    """Return the first caption of each photo in a table, for the photos that have one.
+
+    Args:
+        table: A CSV or JSON Lines file, with photo names below its own or the current folder.
+        photos: The photos.
+        warn: Receives a line with the number of photos without a caption.
+
+    Raises:
+        DataError: The table cannot be read, or it has none of the photos.
+    """
+    captions = _read(table, USUAL, warn)
+    files = NamedFiles(photo_folder(find_source(table), None))
+    found: dict[str, str] = {}
+    for name, caption in captions.items():
+        if path := files.find(_inside(name, files.folder)):
+            found.setdefault(os.path.realpath(path), caption["text"])
+    real = {photo: os.path.realpath(photo) for photo in photos}
+    texts = {photo: found[path] for photo, path in real.items() if path in found}
+    if not texts:
+        raise DataError(
+            f"{table} has a caption for none of the {counted(len(real), 'photo')}; use the file "
+            "that captioner wrote for these photos"
+        )
+    if missing := [photo for photo in real if photo not in texts]:
+        warn(f"{table} has no caption for {first_of(missing)}; the model's caption is shown")
+    return texts
 
 
 class Removed(NamedTuple):

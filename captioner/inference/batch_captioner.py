@@ -230,7 +230,8 @@ class BatchCaptioner(Portable):
 
         Args:
             photos: Photos from ``prepare``.
-            sentences: The words of each photo's caption, from ``known_words``.
+            sentences: The words of each photo's caption. The model reads words outside its
+                vocabulary as its unknown word, as in training.
             alternatives: Number of most probable words to add at each position.
             method: Method that computes the maps.
             style: Style in which the model scores the captions (default: the model's own default).
@@ -247,7 +248,13 @@ class BatchCaptioner(Portable):
         explained = self._captions(found, encoded, start, method)
         if alternatives:
             self._add_alternatives(explained, scores, alternatives)
-        return [caption for [caption] in explained]
+        if vocabulary.subwords is not None:
+            return [caption for [caption] in explained]
+        # The vocabulary would show unknown words as <unk>.
+        return [
+            replace(caption, words=tuple(words))
+            for [caption], words in zip(explained, sentences, strict=True)
+        ]
 
     def observe_batch(
         self, photos: Sequence[Prepared], options: SearchOptions

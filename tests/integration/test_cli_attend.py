@@ -122,6 +122,25 @@ def test_a_folder_becomes_a_gallery(tiny, tmp_path, attend) -> None:
     assert len(entries) == len(list(tiny.photos.iterdir()))
 
 
+def test_a_gallery_with_corrected_captions(tiny, run, tmp_path, monkeypatch, attend) -> None:
+    monkeypatch.chdir(tiny.photos)
+    model, names = load(tiny.model), sorted(path.name for path in tiny.photos.iterdir())
+    changed, strange, *same = names
+    rows = [f"{changed},Dog dog.", f"{strange},dog labradoodle"]
+    rows += [f"{name},{model.caption(name).text}" for name in same[1:]]  # one photo has no row
+    (tmp_path / "captions.csv").write_text("image,caption\n" + "\n".join(rows))
+
+    code, _, err = attend(".", "--captions", tmp_path / "captions.csv", to="all.html")
+
+    assert (code, "labradoodle" in err, same[0] in err) == (OK, True, True)
+    entries = data_of(tmp_path / "all.html")["entries"]
+    found = {entry["title"]: entry["captions"] for entry in entries}
+    expected = model.explain(changed, "dog dog")
+    assert found[changed][0]["log_probs"] == pytest.approx(expected.log_probs.tolist(), abs=1e-3)
+    assert found[strange][0]["words"] == ["dog", "labradoodle"]
+    assert all(found[name][0]["text"] == model.caption(name).text for name in same)
+
+
 def test_a_photo_from_standard_input(tiny, photo, tmp_path, monkeypatch, attend) -> None:
     with photo.open("rb") as file:
         monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=file))
