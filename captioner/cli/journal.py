@@ -22,19 +22,13 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from captioner.cli.caption_formats import CaptionFormat, read_rows
 from captioner.cli.console import hint, warn
 from captioner.cli.rows import Name, Row
 from captioner.errors import ConfigError
-from captioner.files import (
-    atomic_write,
-    check_same,
-    named_after,
-    remove_temporary,
-    write_lock,
-)
+from captioner.files import check_same, named_after, remove_temporary, write_lock
 from captioner.messages import counted, first_of
 
 
@@ -77,95 +71,76 @@ def continued(
             true, or the earlier run had different settings.
         DataError: Another process is writing the file.
     """
-    path = journal_path(target)
-    with write_lock(path, create=True, name=target):
-        for left in (target, path):
-            remove_temporary(left)
-        try:
-            with _continued(
-                target, names, captioned, settings, kind=kind, resume=resume, force=force
-            ) as rows:
-                yield rows
-        except BaseException:
-            with suppress(FileNotFoundError):
-                if not path.stat().st_size:  # it was only created to be locked
-                    path.unlink()
-            raise
-
-
-@contextmanager
-def _continued(
-    target: Path,
-    names: Mapping[Path, Name],
-    captioned: Callable[[Sequence[Path]], Iterator[Row]],
-    settings: dict[str, Any],
-    *,
-    kind: CaptionFormat,
-    resume: bool,
-    force: bool,
-) -> Iterator[Iterator[Row]]:
-    """Do the work of `continued` while the journal is locked."""
     path, settings = journal_path(target), json.loads(json.dumps(settings))
-    known, written, corrected = _read(target, settings, resume=resume, force=force)
     stamps = {photo: _stamp(photo) for photo in names}  # before they are read
-    rows = []
-    if corrected:
-        rows = read_rows(target, kind, names.values())
-    kept = _unchanged(names, stamps, known, {row["image"]: row["text"] for row in reversed(rows)})
-    again = {name for photo, name in names.items() if photo not in kept}
-    rows = [row for row in rows if row["image"] not in again]
-    in_rows = {row["image"] for row in rows}
-    finished = len(kept)
-
-    def append(name: str, stamp: list[int], one: Row) -> None:
-        with named_after(path):
-            print(json.dumps([name, stamp, one]), file=file, flush=True)
-
-    def all_rows() -> Iterator[Row]:
-        nonlocal finished
-        yield from rows
-        new = captioned([photo for photo in names if photo not in kept])
-        for photo, name in names.items():
-            if name in in_rows:
-                continue
-            one = kept.get(photo)
-            if one is None:
-                one = next(new)
-                append(str(photo), stamps[photo], one)
-                finished += "captions" in one
-            yield one | {"image": name}  # --annotations may have changed the name
-        for _ in new:  # no rows are left, but only this completes the progress bar
-            pass
-
-    def progress() -> str:
-        done = f"{finished} of {len(names)} photos are finished and kept in {path}"
-        return done if finished else ""
-
-    if rows:
-        warn(f"{target}: the existing captions of {counted(finished, 'photo')} are kept")
-    elif known:
-        gone = len(known.keys() - set(map(str, names)))
-        left = f", {counted(gone, 'photo')} of an earlier run left out" if gone else ""
-        warn(f"{target}: {counted(finished, 'finished photo')} kept{left}")
-    state = {"corrected": True} if rows else {}
-    lines = [settings, ["", written, state], *([name, *found] for name, found in known.items())]
-    atomic_write(path, "".join(json.dumps(line) + "\n" for line in lines))
-    # The write has replaced the locked file, so the new file is locked too.
+    finished = 0
     with (
         named_after(path),
         write_lock(path, create=True, name=target),
-        path.open("a", encoding="utf-8") as file,
+        path.open("r+", encoding="utf-8") as journal,
     ):
+        remove_temporary(target)
+        known, written, corrected = _read(journal, target, settings, resume=resume, force=force)
+
+        def all_rows() -> Iterator[Row]:
+            """Yield the rows of the file, and add the rows of new photos to the journal."""
+            nonlocal finished
+            yield from rows
+            new = captioned([photo for photo in names if photo not in kept])
+            for photo, name in names.items():
+                if name in in_rows:
+                    continue
+                one = kept.get(photo)
+                if one is None:
+                    one = next(new)
+                    _append(journal, str(photo), stamps[photo], one)
+                    finished += "captions" in one
+                yield one | {"image": name}  # --annotations may have changed the name
+            for _ in new:  # no rows are left, but only this completes the progress bar
+                pass
+
+        def progress() -> str:
+            """Return how many photos are finished, or an empty string if none is."""
+            done = f"{finished} of {len(names)} photos are finished and kept in {path}"
+            return done if finished else ""
+
         try:
+            rows = read_rows(target, kind, names.values()) if corrected else []
+            texts = {row["image"]: row["text"] for row in reversed(rows)}
+            kept, edited = _unchanged(names, stamps, known, texts)
+            again = {name for photo, name in names.items() if photo not in kept}
+            rows = [row for row in rows if row["image"] not in again]
+            in_rows = {row["image"] for row in rows}
+            finished = len(kept)
+            if rows:
+                warn(f"{target}: the existing captions of {counted(finished, 'photo')} are kept")
+            elif known:
+                warn(f"{target}: {_kept(finished, len(known.keys() - set(map(str, names))))}")
+            state = {"corrected": True} if rows else {}
+            _append(journal, "", written, state)
+            for name, (stamp, one) in edited.items():
+                _append(journal, name, stamp, one)
             with hint(progress, "with --resume"):
                 yield all_rows()
         except BaseException:
             if not (known or finished):
                 path.unlink()
             raise
-        append("", _stamp(target), state)
+        _append(journal, "", _stamp(target), state)
         if not resume:
             path.unlink()
+
+
+def _append(journal: TextIO, name: str, stamp: list[int], row: Row) -> None:
+    """Add a line to the journal."""
+    with named_after(journal.name):
+        print(json.dumps([name, stamp, row]), file=journal, flush=True)
+
+
+def _kept(finished: int, gone: int) -> str:
+    """Describe the photos of an earlier run: how many are kept, and how many are left out."""
+    left = f", {counted(gone, 'photo')} of an earlier run left out" if gone else ""
+    return f"{counted(finished, 'finished photo')} kept{left}"
 
 
 def _unchanged(
@@ -173,8 +148,8 @@ def _unchanged(
     stamps: Mapping[Path, list[int]],
     known: dict[str, tuple[list[int], Row]],
     of_file: Mapping[Name | None, str],
-) -> dict[Path, Row]:
-    """Return the rows of the photos that keep their captions, and update ``known``.
+) -> tuple[dict[Path, Row], dict[str, tuple[list[int], Row]]]:
+    """Find the photos that keep their captions.
 
     These are the photos with a row in the file, and finished photos that have not changed. If a
     photo has changed, its row is kept only if the user may have edited the caption.
@@ -184,8 +159,13 @@ def _unchanged(
         stamps: Size and modification time of each photo.
         known: Stamp and row of each photo that the earlier run has finished, by path.
         of_file: Captions in the file as the user may have edited them, by photo name.
+
+    Returns:
+        The rows of the photos that keep their captions, by photo. Then the new stamps and rows of
+        the photos with a row in the file, by path, for the journal.
     """
     kept: dict[Path, Row] = {}
+    in_file: dict[str, tuple[list[int], Row]] = {}
     changed = []
     for photo, stamp in stamps.items():
         before, one = known.get(str(photo), ([], {}))
@@ -197,7 +177,7 @@ def _unchanged(
             if before and not same:
                 changed.append(photo)
             kept[photo] = one
-            known[str(photo)] = stamp, one or {"text": text}
+            in_file[str(photo)] = stamp, one or {"text": text}
         elif "captions" in one and same:  # an error is tried again
             kept[photo] = one
     if changed:
@@ -205,37 +185,46 @@ def _unchanged(
             f"{first_of(changed)} has changed, but its caption may be edited and is kept; to "
             "caption the photo again, remove its row"
         )
-    return kept
+    return kept, in_file
 
 
 def _read(
-    target: Path, settings: dict[str, Any], *, resume: bool, force: bool
+    journal: TextIO, target: Path, settings: dict[str, Any], *, resume: bool, force: bool
 ) -> tuple[dict[str, tuple[list[int], Row]], list[int], bool]:
-    """Read the journal of an earlier run.
+    """Read the journal of an earlier run, and prepare it so that lines can be added.
+
+    The journal begins anew with the settings if it has no finished photo, or because of ``force``.
 
     Returns:
         The entries by photo, the size and modification time of the file that the run wrote, and
         whether to keep the file's rows. The rows are kept if the file was written without
         ``--resume`` or has changed since.
     """
-    path, before = journal_path(target), None
     known: dict[str, tuple[list[int], Row]] = {}
-    with suppress(FileNotFoundError, ValueError, TypeError), path.open(encoding="utf-8") as file:
-        before = json.loads(next(file, ""))
-        for line in file:
+    before, end = None, 0
+    with suppress(ValueError, TypeError):
+        before = json.loads(journal.readline())
+        end = journal.tell()
+        while (line := journal.readline()).endswith("\n"):
             name, stamp, one = json.loads(line)
             known[name] = stamp, one
+            end = journal.tell()
     written, state = known.pop("", ([], {}))
     done = sum("captions" in one or "text" in one for _, one in known.values())
-    if not done or (force and not (resume and before == settings)):
+    over = not done or (force and not (resume and before == settings))
+    if over:
         known, written, state = {}, [], {}
     elif not resume:
         raise ConfigError(
-            f"{path} contains {counted(done, 'photo')} from an earlier run; add --resume to "
-            "keep them, or --force to start over"
+            f"{journal.name} contains {counted(done, 'photo')} from an earlier run; add --resume "
+            "to keep them, or --force to start over"
         )
     else:
-        check_same(path, before or {}, settings)
+        check_same(journal.name, before or {}, settings)
+    journal.seek(0 if over else end)
+    journal.truncate()
+    if over:
+        print(json.dumps(settings), file=journal, flush=True)
     changed = target.exists() and (_stamp(target) != written or "corrected" in state)
     return known, written, changed and not force
 
