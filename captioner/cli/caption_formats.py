@@ -246,11 +246,14 @@ def read_rows(path: Path, kind: CaptionFormat, names: Iterable[Name]) -> list[Ro
         text = path.read_bytes().decode("utf-8-sig")
         return [*kind.read(text, names)] if text.strip() else []
     except (ValueError, TypeError, LookupError, csv.Error) as error:
-        missing = isinstance(error, KeyError)
-        reason = f"{error.args[0]} is missing" if missing else first_line(error)
+        remedy, reason = "repair it", first_line(error)
+        if isinstance(error, UnicodeDecodeError):
+            remedy, reason = "save it as UTF-8, in Excel as CSV UTF-8", "it is not UTF-8 text"
+        elif isinstance(error, KeyError):
+            reason = f"{error.args[0]} is missing"
         raise ConfigError(
-            f"{path} cannot be continued as a {kind.name} caption file ({reason}); repair "
-            "it, or add --force to overwrite it"
+            f"{path} cannot be continued as a {kind.name} caption file ({reason}); {remedy} "
+            "(--force would replace the file and lose all corrections)"
         ) from error
 
 

@@ -19,7 +19,7 @@ killed run is not locked.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -112,10 +112,8 @@ def continued(
             rows = [row for row in rows if row["image"] not in again]
             in_rows = {row["image"] for row in rows}
             finished = len(kept)
-            if rows:
-                warn(f"{target}: the existing captions of {counted(finished, 'photo')} are kept")
-            elif known:
-                warn(f"{target}: {_kept(finished, len(known.keys() - set(map(str, names))))}")
+            if note := _kept(finished, names, known, in_rows):
+                warn(f"{target}: {note}")
             state = {"corrected": True} if rows else {}
             _append(journal, "", written, state)
             for name, (stamp, one) in edited.items():
@@ -137,10 +135,24 @@ def _append(journal: TextIO, name: str, stamp: list[int], row: Row) -> None:
         print(json.dumps([name, stamp, row]), file=journal, flush=True)
 
 
-def _kept(finished: int, gone: int) -> str:
-    """Describe the photos of an earlier run: how many are kept, and how many are left out."""
+def _kept(
+    finished: int, names: Mapping[Path, Name], known: Collection[str], in_rows: Set[Name | None]
+) -> str:
+    """Describe the captions of an earlier run that are kept. The text is empty if it had none.
+
+    Args:
+        finished: Number of photos that are kept.
+        names: The photos, with their names in the file.
+        known: Paths of the photos in the journal.
+        in_rows: Names of the photos in the file, if its rows are kept.
+    """
+    if in_rows:
+        others = len(in_rows - {*names.values()})
+        more = f", and {counted(others, 'row')} of other photos" if others else ""
+        return f"the existing captions of {counted(finished, 'photo')} are kept{more}"
+    gone = len({*known} - {*map(str, names)})
     left = f", {counted(gone, 'photo')} of an earlier run left out" if gone else ""
-    return f"{counted(finished, 'finished photo')} kept{left}"
+    return f"{counted(finished, 'finished photo')} kept{left}" if known else ""
 
 
 def _unchanged(
