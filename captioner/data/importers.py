@@ -24,6 +24,7 @@ import csv
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -218,18 +219,36 @@ def unchanged_captions(
     Returns:
         The confidence of each caption, by photo and caption. It is None if it is unknown.
     """
-    path = find_source(source)
     found: dict[tuple[str, str], float | None] = {}
-    if path.is_dir() or detect_layout(path, columns) != "csv":
-        return found
-    for where, row in read_table(path, columns):
-        photo = _row(where, row, columns)
+    for photo, row in _csv_rows(source, columns):
         text = photo.captions[0].strip()
         if row.get(DIGEST) == digest_cell(text):
             sure = row.get("confidence", "")
             known = re.fullmatch(r"0(\.\d+)?|1(\.0+)?", sure)
             found[str(photo.path), text] = float(sure) if known else None
     return found
+
+
+def shared_names(source: str | Path, columns: ColumnOptions = USUAL) -> set[str]:
+    """Return the names in a CSV file of captioner that several photos share.
+
+    The column ``rank`` numbers the captions of each photo. If a name occurs twice with the same
+    rank, its rows belong to different photos, such as photos from two folders on the web page. For
+    files without this column, the result is empty.
+    """
+    rows = _csv_rows(source, columns)
+    counts = Counter((str(photo.path), row["rank"]) for photo, row in rows if row.get("rank"))
+    return {name for (name, _), count in counts.items() if count > 1}
+
+
+def _csv_rows(
+    source: str | Path, columns: ColumnOptions
+) -> Iterator[tuple[Example, dict[str, str]]]:
+    """Yield the photo and the cells of each row of a CSV file. Other sources yield nothing."""
+    path = find_source(source)
+    if not path.is_dir() and detect_layout(path, columns) == "csv":
+        for where, row in read_table(path, columns):
+            yield _row(where, row, columns), row
 
 
 def _header(text: str, columns: ColumnOptions) -> tuple[str, list[str]]:

@@ -32,6 +32,7 @@ from captioner.data.importers import (
     find_source,
     import_captions,
     photo_folder,
+    shared_names,
     unchanged_captions,
 )
 from captioner.data.options import ColumnOptions
@@ -243,20 +244,21 @@ def apply_table(
     """
     captions = _read(table, columns, store.warn)
     folder = photo_folder(find_source(table), images, columns)
-    photos, problems = _find(captions, folder)
-    if not photos:
+    found, problems = _find(captions, folder)
+    photos = {photo: caption for photo, caption in found.items() if caption}
+    if not found:
         raise DataError(
             f"{table}: no photo can be used ({problems[0]}); set --images to the folder of the "
             "photos"
         )
     yield from (f"{table}: {problem}" for problem in problems)
     store.subfolders = {photo: photo.relative_to(folder).parent for photo in photos}
-    found = store.write_all(
+    rows = store.write_all(
         photos,
         lambda needed: ({"captions": [photos[photo]]} for photo in needed),
         photos,
     )
-    yield from (one["error"] for one in found if "error" in one)
+    yield from (one["error"] for one in rows if "error" in one)
 
 
 def read_captions(
@@ -276,7 +278,9 @@ def read_captions(
     files = NamedFiles(photo_folder(find_source(table), None))
     found: dict[str, str] = {}
     for name, caption in captions.items():
-        if path := files.find(_inside(name, files.folder)):
+        if caption is None:
+            warn(f"{table}: {_shared(name)}")
+        elif path := files.find(_inside(name, files.folder)):
             found.setdefault(os.path.realpath(path), caption["text"])
     real = {photo: os.path.realpath(photo) for photo in photos}
     texts = {photo: found[path] for photo, path in real.items() if path in found}
@@ -348,13 +352,16 @@ def _photos(names: Iterable[str]) -> Iterator[Path]:
             yield from (photo for photo in photos if photo.is_file())
 
 
-def _find(captions: Mapping[str, _Caption], folder: Path) -> tuple[dict[Path, _Caption], list[str]]:
-    """Return the captions by the path of their photo, and a message for each name without a photo.
+def _find(
+    captions: Mapping[str, _Caption | None], folder: Path
+) -> tuple[dict[Path, _Caption | None], list[str]]:
+    """Return the captions by the path of their photo, and a message for each unusable name.
 
-    ``captions`` has the captions by the name of the photo in the table. The table may come from an
-    unknown source, so only images below the folder count as photos.
+    ``captions`` has the captions by the name of the photo in the table. A caption is None if
+    several photos share the name. The table may come from an unknown source, so only images below
+    the folder count as photos.
     """
-    files, photos, problems = NamedFiles(folder), dict[Path, _Caption](), []
+    files, photos, problems = NamedFiles(folder), dict[Path, _Caption | None](), []
     for name, text in captions.items():
         try:
             photo = files.find_below(_inside(name, folder))
@@ -365,7 +372,17 @@ def _find(captions: Mapping[str, _Caption], folder: Path) -> tuple[dict[Path, _C
             problems.append(reason if own else f"{name!r}: {reason}; use photos below {folder}")
             continue
         photos.setdefault(photo, text)
+        if text is None:
+            problems.append(_shared(name))
     return photos, problems
+
+
+def _shared(name: str) -> str:
+    """Return the message for a name that several photos share."""
+    return (
+        f"{name!r} has several captions with the same rank, which may belong to different photos; "
+        "give the photos different names, or correct one folder at a time"
+    )
 
 
 def _inside(name: str, folder: Path) -> str:
@@ -377,10 +394,13 @@ def _inside(name: str, folder: Path) -> str:
     return name
 
 
-def _read(table: str, columns: ColumnOptions, warn: Callable[[str], None]) -> dict[str, _Caption]:
+def _read(
+    table: str, columns: ColumnOptions, warn: Callable[[str], None]
+) -> dict[str, _Caption | None]:
     """Return the first caption of each photo in a table, by the photo's name.
 
-    A warning reports the number of photos without a caption.
+    The caption is None if several photos share the name (see `shared_names`). A warning reports the
+    number of photos without a caption.
 
     Raises:
         DataError: The table cannot be read, or it has no captions.
@@ -394,9 +414,10 @@ def _read(table: str, columns: ColumnOptions, warn: Callable[[str], None]) -> di
         raise DataError(f"{table} has no captions; fill in its caption column")
     # A person may have chosen the other texts, so they are not marked as captioner's.
     machine = unchanged_captions(table, columns)
-    return {
+    first: dict[str, _Caption | None] = {
         name: {"text": text, "confidence": machine.get((name, text))}
         if (name, text) in machine
         else {"text": text, "by_person": True}
         for name, text in found.items()
     }
+    return first | dict.fromkeys(shared_names(table, columns) & found.keys())

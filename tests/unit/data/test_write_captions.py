@@ -139,6 +139,19 @@ def test_apply_writes_a_table(photo: Path, tmp_path: Path) -> None:
     assert captioner.apply_captions(table, images=tmp_path, in_place=True, force=True).written == 1
 
 
+def test_a_name_of_several_photos_is_not_written(photo: Path, tmp_path: Path) -> None:
+    """The page of the server writes names without folders, so two rows may have the same name."""
+    before, table = photo.read_bytes(), tmp_path / "captions.csv"
+    Image.new("RGB", (32, 24)).save(tmp_path / "b.jpg")
+    rows = "a.jpg,1,one\na.jpg,2,two\na.jpg,1,three\nb.jpg,1,four\nb.jpg,2,five\n"
+    table.write_text(f"image,rank,caption\n{rows}")
+    written, problems = captioner.apply_captions(table, in_place=True)
+    assert (written, len(problems)) == (1, 1)
+    assert "'a.jpg'" in problems[0]
+    assert photo.read_bytes() == before
+    assert find_embedded((tmp_path / "b.jpg").read_bytes()).text == "four"
+
+
 def test_captions_in_a_table_that_nobody_changed_stay_machine_written(
     photo: Path, tmp_path: Path
 ) -> None:
