@@ -321,6 +321,8 @@ def remove_captions(
     skipped: list[Path] = []
     for path in (path for photo in _photos(names) for path in own_places(photo)):
         try:
+            if not format_by_name(path) and path.suffix != ".xmp":  # a file that the user has named
+                image_size(path)  # raises an error if it is not a photo
             found = remove_own(path, exiftool=exiftool)
         except NotEditableError:
             skipped += [path] * bool(find_inside(path).digests)

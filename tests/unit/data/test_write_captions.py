@@ -21,6 +21,7 @@ from captioner.data.metadata import (
     find_in_sidecar,
     set_description,
 )
+from captioner.data.write_captions import remove_captions
 from captioner.errors import ConfigError, DataError
 
 TIME = 1_600_000_000_000_000_000
@@ -232,3 +233,15 @@ def test_captions_that_only_exiftool_can_remove_are_reported(photo: Path) -> Non
         captioner.remove_caption(photo.parent)
     other.write_bytes(b"\0\0\0\x18ftypheic")
     assert captioner.remove_caption(photo.parent) == 0
+
+
+def test_names_that_are_no_photos_are_reported_and_the_rest_is_done(
+    photo: Path, tmp_path: Path
+) -> None:
+    table, problems = tmp_path / "captions.csv", list[str]()
+    table.write_text("image,caption\na.jpg,one\n")
+    captioner.write_caption(photo, dog(), in_place=True)
+    names = [str(table), str(tmp_path / "none"), str(photo)]
+    removed = remove_captions(names, exiftool=False, report=problems.append)
+    assert (removed.captions, removed.failed) == (1, 2)
+    assert all(problem.startswith(name) for problem, name in zip(problems, names, strict=False))
