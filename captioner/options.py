@@ -330,7 +330,7 @@ class SearchOptions(Checked):
     word. The end of the caption counts as one token."""
     length_penalty: Annotated[float, Interval(ge=0, le=10), Role.REPORTED] = 0.0
     """Favour longer captions: rank finished captions by log-probability / length ** X. 0: rank by
-    the log-probability alone. Has no effect if certainty is above 0."""
+    the log-probability alone. Needs a certainty of 0."""
     temperature: Annotated[
         float, Interval(ge=0, lt=math.inf), Role.NOT_IN_BROWSER, Untrusted(request=100)
     ] = 0.0
@@ -417,7 +417,13 @@ class SearchOptions(Checked):
             for role in (Role.BEAM_SEARCH, Role.SAMPLING, Role.CAPTIONS):
                 defaults |= {name: known[name].default for name in marked(SearchOptions, role)}
             defaults |= {"beam_size": 1} if sample else {}
-        return replace(self, **defaults | changes)
+        options = replace(self, **defaults | changes)
+        if changes.get("length_penalty") and options.certainty > 0:
+            raise ConfigError(
+                f"length_penalty is {options.length_penalty}, but has no effect because certainty "
+                f"is {options.certainty}; set certainty to 0, or leave out length_penalty"
+            )
+        return options
 
     def _check(self) -> None:
         """Raise an error for the first combination of options that contradict each other."""

@@ -176,6 +176,13 @@ def test_a_contradiction_names_all_options_involved(options, parts) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_changed_length_penalty_needs_a_search_that_uses_it() -> None:
+    shipped = SearchOptions(length_penalty=0.5, certainty=0.7)  # the penalty is for certainty 0
+    assert shipped.changed(certainty=0, length_penalty=1).length_penalty == 1
+    with pytest.raises(ConfigError, match=r"length_penalty is 1, .* certainty is 0\.7"):
+        shipped.changed(length_penalty=1)
+
+
 @pytest.mark.parametrize("given", ["Dog, cat", "[dog cat]", ["dog", "CAT"], ("dog", "cat", "dog")])
 def test_word_lists_are_tokenized(given) -> None:
     assert SearchOptions(forced_words=given).forced_words == ("dog", "cat")
