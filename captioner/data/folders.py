@@ -231,8 +231,8 @@ class NamedFiles:
 
     A name in the table may use a different Unicode form than the name on disk, because Macs write
     accents as separate characters (NFD). White space around the name and the spelling of invalid
-    UTF-8 bytes may also differ. Each folder is listed only once. This is faster than a system call
-    per photo.
+    UTF-8 bytes may also differ, and a spreadsheet may have encoded the name twice. Each folder is
+    listed only once. This is faster than a system call per photo.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -242,7 +242,7 @@ class NamedFiles:
 
     def find(self, name: str) -> Path | None:
         """Return the file or folder with a name, or None if it does not exist."""
-        for spelled in dict.fromkeys((name, decoded_name(name))):
+        for spelled in dict.fromkeys((name, decoded_name(name), _encoded_once(name))):
             if listed := self._find(PurePath(spelled).parts):
                 return listed
             # The name leads out of the folder, or it differs in case on a system that ignores case.
@@ -318,6 +318,22 @@ def unsafe_name(name: str) -> str:
 def decoded_name(name: str) -> str:
     """Restore the invalid bytes that `captioner.files.atomic_open` escapes in a file name."""
     return _BYTE.sub(lambda byte: chr(0xDC00 + int(byte[1], 16)), name)
+
+
+def _encoded_once(name: str) -> str:
+    """Return a name that was encoded in UTF-8 twice as it was before. Return other names unchanged.
+
+    Excel reads a table in UTF-8 without a byte order mark as Windows-1252. If it then saves the
+    table in UTF-8, ``Brücke.jpg`` becomes ``BrÃ¼cke.jpg``. The five bytes that are missing in
+    Python's Windows-1252 become control characters, as in Latin-1.
+    """
+    if name.isascii():
+        return name
+    try:
+        parts = (c.encode("latin-1" if "\x80" <= c < "\xa0" else "cp1252") for c in name)
+        return b"".join(parts).decode()
+    except UnicodeError:
+        return name
 
 
 def _same(name: str) -> str:

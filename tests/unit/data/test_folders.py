@@ -168,7 +168,7 @@ def test_folder_links_are_not_followed_and_broken_links_are_returned(folder: Pat
 
 
 def test_names_are_found_whatever_their_form(tmp_path: Path):
-    """In NFC and NFD, with bytes that are not UTF-8 as tables have them, and space around."""
+    """In NFC and NFD, with invalid bytes as tables have them, space around, and encoded twice."""
     names = {
         unicodedata.normalize("NFD", "été/Zoë.jpg"): unicodedata.normalize("NFC", "été/Zoë.jpg"),
         unicodedata.normalize("NFC", "naïve.jpg"): unicodedata.normalize("NFD", "naïve.jpg"),
@@ -176,6 +176,8 @@ def test_names_are_found_whatever_their_form(tmp_path: Path):
         "\\udcff.jpg": "\\udcff.jpg",
         " space.jpg ": "space.jpg",
         "a\rb.jpg": "a\rb.jpg",
+        "Brücke à Œuvre €.jpg": "BrÃ¼cke Ã\xa0 Å’uvre â‚¬.jpg",
+        "ÁÝ.jpg": "Ã\x81Ã\x9d.jpg",
     }
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
