@@ -101,6 +101,7 @@ def caption(options: CaptionOptions, given: dict[str, Any]) -> int:
         options.from_file,
         recursive=options.recursive,
         formats=(VIDEO,) if options.every else FORMATS,
+        copies=store.folder if store else None,
     )
     if kind.name == "vtt" and len(photos.paths) > 1:
         raise ConfigError(
@@ -304,8 +305,11 @@ def _write(
                 if kind.has_errors:
                     yield {"image": row["image"], "captions": [], "error": row["error"]}
                 continue
-            found = len(row.get("captions", [row]))  # a row that is kept as it is
-            unsure += not found
+            if "kept" in row:  # a row of the earlier file, which a spreadsheet may have emptied
+                found = int(bool(row["text"].strip()))
+            else:
+                found = len(row["captions"])
+                unsure += not found
             written += found
             yield row
 

@@ -56,6 +56,9 @@ class Photos:
     skipped: Skipped = field(default_factory=Skipped)
     formats: tuple[PhotoFormat, ...] = FORMATS
     """Formats that folders are searched for."""
+    copies: Path | None = None
+    """The folder for copies of the photos (``--embed``), or None. It is left out when a folder
+    around it is searched."""
 
     @property
     def failures(self) -> int:
@@ -103,6 +106,11 @@ class Photos:
             return
         photos = without_pictures(found)
         self.skipped.rest["picture", " made by captioner attend"] += len(found) - len(photos)
+        if self.copies and (inside := _place_in(path, self.copies)):
+            originals = [photo for photo in photos if not photo.is_relative_to(inside)]
+            copied = len(photos) - len(originals)
+            self.skipped.rest["photo", f" in the folder of --embed, {self.copies}"] += copied
+            photos = originals
         self.paths += photos
         self.subfolders |= {photo: photo.parent.relative_to(path) for photo in photos}
 
@@ -113,6 +121,7 @@ def find_photos(
     *,
     recursive: bool,
     formats: tuple[PhotoFormat, ...] = FORMATS,
+    copies: Path | None = None,
 ) -> Photos:
     """Find the photos named by arguments and by a list, and warn about missing photos.
 
@@ -121,13 +130,14 @@ def find_photos(
         from_file: File that lists further photos and folders.
         recursive: Search subfolders too.
         formats: Formats that folders are searched for.
+        copies: Folder to leave out when a folder around it is searched.
     """
     if not names and from_file is None:
         raise ConfigError(
             "no photos were passed; pass files or folders, - for standard input, or "
             "--from-file FILE"
         )
-    photos = Photos(formats=formats)
+    photos = Photos(formats=formats, copies=copies)
     listed = [] if from_file is None else read_names(from_file)
     for position, name in [*(("", name) for name in names), *listed]:
         try:
@@ -138,6 +148,15 @@ def find_photos(
             warn(f"{position}{error}")
     photos.paths = list(dict.fromkeys(photos.paths))
     return photos
+
+
+def _place_in(folder: Path, inner: Path) -> Path | None:
+    """Return the path of ``inner`` as a path that begins with ``folder``, or None if it is outside.
+
+    A folder is not inside itself.
+    """
+    top, real = (Path(os.path.realpath(path)) for path in (folder, inner))
+    return folder / real.relative_to(top) if top in real.parents else None
 
 
 def _expand(argument: str, skipped: Skipped) -> list[str]:

@@ -245,17 +245,18 @@ def test_a_corrected_file_is_continued(name, options, photos, tmp_path, caption)
 
 
 def test_a_corrected_table_keeps_its_columns(photos, tmp_path, caption) -> None:
-    """As a spreadsheet saves it: semicolons, another order, a column of its own, fewer rows."""
+    """As a spreadsheet saves it: semicolons, a column of its own, fewer rows, and an empty row."""
     (photos / "6.png").unlink()
     target = tmp_path / "x.csv"
-    own = [f'yes;{photos / "2.png"};"a dog; no"', "no;elsewhere.png;a cat"]
+    own = [f'yes;{photos / "2.png"};"a dog; no"', "no;elsewhere.png;a cat", ";;"]
     target.write_text("\r\n".join(["reviewed;image;caption", *own, ""]))
 
-    assert caption(photos, "-o", target, "--resume")[0] == OK
+    code, _, err = caption(photos, "-o", target, "--resume")
 
     lines = target.read_text().splitlines()
-    assert lines[:3] == ["reviewed;image;caption", *own]
-    assert [line.split(";")[:2] for line in lines[3:]] == [
+    assert (code, lines[:4]) == (OK, ["reviewed;image;caption", *own])
+    assert f"{len(lines) - 2} captions written to {target}" in err
+    assert [line.split(";")[:2] for line in lines[4:]] == [
         ["", str(photo)] for photo in find_images([photos]) if photo.name != "2.png"
     ]
 

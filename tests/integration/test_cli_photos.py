@@ -70,6 +70,15 @@ def test_files_that_are_not_photos_are_counted(folder, caption):
     assert caption("holiday") == (OK, ALL, [note])
 
 
+def test_the_folder_of_copies_is_not_searched(folder, caption):
+    copies = ("--recursive", "--embed", "holiday/copies", "--existing", "replace")
+    for _ in range(2):
+        code, photos, notes = caption("holiday", *copies)
+        assert (code, photos) == (OK, ALL)
+    assert notes[-1] == "captioner: skipped 4 photos in the folder of --embed, holiday/copies"
+    assert not (folder / "holiday/copies/copies").exists()
+
+
 def test_photos_that_cannot_be_decoded_make_the_command_fail(folder, caption, monkeypatch):
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
     monkeypatch.setitem(sys.modules, "rawpy", None)
