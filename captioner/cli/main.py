@@ -9,6 +9,7 @@ Scripts rely on the exit codes, which docs/captioning.md describes for users.
 from __future__ import annotations
 
 import difflib
+import errno
 import functools
 import importlib
 import io
@@ -106,7 +107,9 @@ def _open_missing_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None or getattr(stream, "closed", False):
-            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
+            null: Any = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115
+            null.buffer.raw.name = f"<{name}>"  # for messages about the stream
+            setattr(sys, name, null)
 
 
 def _warn_of_other_code() -> None:
@@ -162,6 +165,7 @@ def _report(error: BaseException, debug: bool) -> int:
     elif isinstance(error, OSError):
         message = f"{error.filename}: " if error.filename else ""
         message += error.strerror or str(error)
+        message += "; use a shorter name" if error.errno == errno.ENAMETOOLONG else ""
     elif _is_interrupt(error):
         message, code = "interrupted", INTERRUPTED
     else:

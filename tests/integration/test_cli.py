@@ -105,5 +105,6 @@ def test_missing_streams_in_python(streams, monkeypatch):
         monkeypatch.setattr(sys, name, stream if streams else None)
     assert main(["info"]) == 0
     assert main(["caption", "missing.jpg"]) == NOT_DONE
+    assert sys.stdin.buffer.name == "<stdin>"
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         stream.close()
