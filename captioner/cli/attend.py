@@ -133,8 +133,9 @@ def attend(options: AttendOptions, drawing: dict[str, Any]) -> int:
         photos.report_skipped()
         return NOT_DONE
     jobs, failures = _targets(photos, options), photos.failures
-    kind = _kind(jobs[photos.paths[0]].suffix.lower())  # the same for all
-    _check(kind, options, drawing, found)
+    suffix = jobs[photos.paths[0]].suffix.lower()  # the same for all
+    kind = _kind(suffix)
+    _check(kind, suffix, options, drawing, found)
     jobs = _checked_outputs(jobs, options)
     if options.alternatives is None:
         options = replace(options, alternatives=5 if kind is Page else 0)
@@ -192,7 +193,11 @@ def _kind(suffix: str) -> type[Drawing]:
 
 
 def _check(
-    kind: type[Drawing], options: AttendOptions, drawing: Mapping[str, Any], search: SearchOptions
+    kind: type[Drawing],
+    suffix: str,
+    options: AttendOptions,
+    drawing: Mapping[str, Any],
+    search: SearchOptions,
 ) -> None:
     """Check that the output format supports the options and captions.
 
@@ -211,6 +216,11 @@ def _check(
     wrong += ["--keywords"] if search.keywords and kind not in (Figure, Page) else []
     if wrong:
         raise ConfigError(f"{kind.kind} does not support {', '.join(wrong)}; leave it out")
+    if "dpi" in drawing and suffix not in (".svg", ".pdf"):
+        raise ConfigError(
+            f"--dpi has no effect on {suffix} files; write .svg or .pdf, or set the number of "
+            "pixels with --panel-size"
+        )
     if "combine" in drawing and not drawing.get("only"):
         raise ConfigError(
             "--combine has an effect only with --only; add --only, or leave out --combine"

@@ -85,6 +85,7 @@ LINES = [
         "an animation shows a single model and method",
     ),
     ("attend PHOTO -o x.html --coverage", "--coverage"),
+    ("attend PHOTO -o x.png --dpi 300", "--dpi has no effect on .png files"),
     ("attend PHOTO -o x.png --combine max", "--only"),
     ("attend PHOTO -o x.png --format svg", "x.png"),
     ("attend PHOTO -o x.png --only gryphon", "gryphon"),
