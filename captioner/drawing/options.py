@@ -38,7 +38,16 @@ class DrawingOptions(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FigureOptions(DrawingOptions):
+class SentenceOptions(DrawingOptions):
+    """Options of figures and pages."""
+
+    plain: bool = False
+    """Draw only the sentence and the maps of its words, for example for a slide or a client.
+    Numbers, the legend and the words that the caption left out are not shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FigureOptions(SentenceOptions):
     """Options of figures."""
 
     only: Annotated[list[str], Shown("WORDS"), ON_AXES] = field(default_factory=list)
@@ -47,9 +56,6 @@ class FigureOptions(DrawingOptions):
     captions, each entry must occur in at least one caption."""
     content_words: Annotated[bool, ON_AXES] = False
     """Draw only content words. Function words such as "the", "with" and "is" get no panels."""
-    plain: bool = False
-    """Draw only the sentence and the maps of its words, for example for a slide. Numbers, the
-    legend and the words that the caption left out are not drawn."""
     combine: Combine = "mean"
     """Choose how the maps of several words are combined in one panel. mean: the mean of the maps.
     max: the largest value at each region."""
@@ -85,11 +91,12 @@ class AnimationOptions(DrawingOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PageOptions(DrawingOptions):
+class PageOptions(SentenceOptions):
     """Options of pages."""
 
-    title: Annotated[str, Shown(hidden=True)] = ""
-    """Set the title of the page."""
+    title: str = ""
+    """Set the heading of the page (default: the number of photos, or the name of the only
+    photo)."""
     panel_size: Annotated[int, Ge(0), Untrusted(request=1280)] = 1280
     """Scale embedded photos down so that their longer side has at most this many pixels. 0: never
     scale."""

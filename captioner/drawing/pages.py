@@ -16,7 +16,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,10 @@ from captioner.schema import build_options
 WEB = Path(__file__).parent / "web"
 
 _QUALITY = 88  # JPEG quality of pictures
+
+_PLAIN = ("text", "words", "gates", "alphas", "geometry", "method", "keywords")
+"""Keys of ``Caption.to_dict`` that a plain page contains: the caption and its maps. The gates are
+needed for a common scale of the maps."""
 
 VIEWER = [WEB / name for name in ("viewer.css", "zoom.js", "viewer.js")]
 """Files of the viewer, which every page includes."""
@@ -129,8 +133,12 @@ def gallery(entries: Iterable[Entry], **options: Any) -> Page:
                 "captioner.Entry(photo, captions)"
             )
         captions = check_captions(entry.captions, entry.labels)
-        items.append(_item(entry, number, wanted.panel_size))
+        if wanted.plain:
+            captions = [replace(one, left_out=None, confidence=None) for one in captions]
+        items.append(_item(replace(entry, captions=captions), number, wanted.panel_size))
         shown = [caption.to_dict(attention=True) for caption in captions]
+        if wanted.plain:
+            shown = [{name: one[name] for name in _PLAIN if name in one} for one in shown]
         data.append({"title": entry.title, "labels": list(entry.labels), "captions": shown})
     if not items:
         raise ConfigError("entries is empty, but a page needs a photo; pass at least one entry")
@@ -144,6 +152,8 @@ def gallery(entries: Iterable[Entry], **options: Any) -> Page:
     template = gallery_template(wanted.theme)
     if not heading:
         template = template.replace("<h1>@@title@@</h1>\n", "")
+    if wanted.plain:
+        template = re.sub(r'<span class="numbers">.*?</span>', "", template, flags=re.DOTALL)
     return Page(re.sub(r"@@(\w+)@@", lambda mark: parts[mark[1]], template))
 
 
@@ -163,6 +173,7 @@ def viewer_look(options: PageOptions) -> dict[str, Any]:
         "doubtful_truth": DOUBTFUL_TRUTH,
         "scale": options.scale,
         "smooth": options.smooth,
+        "plain": options.plain,
     }
 
 

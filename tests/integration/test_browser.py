@@ -22,7 +22,7 @@ from PIL import Image
 from playwright.sync_api import Locator, expect
 from playwright.sync_api import Page as Tab
 
-from captioner.caption_types import END_NAME, Alternative, Caption, CropBox
+from captioner.caption_types import END_NAME, Alternative, Caption, CropBox, Keyword
 from captioner.drawing.heatmap import attention_image, scale_of
 from captioner.drawing.pages import Entry, Page, gallery, page
 from captioner.inference.photo_caption import shown_photo, with_photo
@@ -499,6 +499,24 @@ def test_the_gallery_is_sorted_by_name_or_confidence(visit) -> None:
     expect(tab.get_by_role("heading", name="a.jpg")).to_be_visible()
     plain = visit(gallery([Entry(photo(), [make()], name) for name in known]))
     assert plain.get_by_label("Sort by").locator("option").count() == 2
+
+
+def test_a_plain_page_shows_maps_without_numbers(visit) -> None:
+    """The common scale of keywords and words also works without log-probabilities."""
+    caption = replace(make(), keywords=(Keyword("dog", 0.9, np.zeros(GRID, np.float32)),))
+    made = gallery([Entry(photo(), [caption], "x.jpg")], plain=True, scale="common", panel_size=0)
+    tab = visit(made)
+
+    tab.get_by_role("option", name="runs").click()
+
+    scale = scale_of(caption)
+    assert_drawn(tab, made, caption, caption.alphas[2], scale_max=scale)
+    tab.mouse.move(*middle(tab, 0.6, 0.1))
+    expect(tab.locator(".probe")).to_contain_text("attends most here")
+    expect(tab.locator(".chosen")).to_have_text("runs")
+    assert not re.search(r"\d|β|%", tab.locator("main").inner_text().replace("x.jpg", ""))
+    labels = tab.get_by_role("option").evaluate_all("all => all.map((one) => one.ariaLabel)")
+    assert not any("%" in label for label in labels)
 
 
 # --- notebooks -----------------------------------------------------------------------------------

@@ -122,6 +122,14 @@ def test_a_folder_becomes_a_gallery(tiny, tmp_path, attend) -> None:
     assert len(entries) == len(list(tiny.photos.iterdir()))
 
 
+def test_a_gallery_for_a_client(tiny, tmp_path, attend) -> None:
+    assert attend(tiny.photos, "--plain", "--title", "<Our> summer", to="all.html")[0] == OK
+
+    assert "<h1>&lt;Our&gt; summer</h1>" in (tmp_path / "all.html").read_text("utf-8")
+    for entry in data_of(tmp_path / "all.html")["entries"]:
+        assert entry["captions"][0].keys().isdisjoint({"confidence", "left_out", "log_prob"})
+
+
 def test_a_gallery_with_corrected_captions(tiny, run, tmp_path, monkeypatch, attend) -> None:
     monkeypatch.chdir(tiny.photos)
     model, names = load(tiny.model), sorted(path.name for path in tiny.photos.iterdir())

@@ -8,7 +8,8 @@
             `image` is a loaded <img>, and `actions` is optional. With `methods`, the reader can
             choose how the maps are computed: `onMethod` gets the maps and calls `replaceMaps`.
      look   {palette: "rrggbb" x 256 (empty: the photo's own colours), heatmap: {...},
-             scale: "word" or "common", smooth: true}
+             scale: "word" or "common", smooth: true, plain: false}
+            With `plain`, the viewer shows no numbers and no legend.
 
    Left-out words follow the words of their caption in grey, with grey maps.
    Heatmaps are drawn exactly as in captioner/drawing/heatmap.py. Needs zoom.js. */
@@ -240,6 +241,7 @@ class CaptionViewer {
     const shown = shownCaptions(entry.captions);
     this.captions = shown.filter((caption) => caption.words.length > 0);
     this.smooth = look.smooth;
+    this.plain = look.plain;
     this.common = look.scale === "common"; // one scale for all words of a method
     this.closedGate = look.closed_gate;
     this.doubtfulBelow = look.doubtful_below;
@@ -353,8 +355,8 @@ class CaptionViewer {
       const chance = caption.truth?.[index] ?? null;
       const notes = [...(left ? ["left out"] : []), ...(chance === null ? [] : [`${percent(chance)} likely to be true`])];
       const place = left ? [] : [`word ${index + 1} of ${count}`];
-      const probability = `probability ${percent(Math.exp(caption.log_probs[index]))}`;
-      const label = [word, ...place, probability, ...notes, ...(doubtful ? ["doubtful"] : [])].join(", ");
+      const probability = this.plain ? [] : [`probability ${percent(Math.exp(caption.log_probs[index]))}`];
+      const label = [word, ...place, ...probability, ...notes, ...(doubtful ? ["doubtful"] : [])].join(", ");
       const kind = left ? "left-out" : doubtful ? "doubtful" : "";
       list.append(option(word, label, where, kind, notes.join(", ") || null));
     });
@@ -430,6 +432,7 @@ class CaptionViewer {
     const kind = methods.every((method) => method === "attention") ? "attention" : "relevance";
     const each = (share) => [...new Set(this.captions.map((_, n) => percent(share(this.cells(n)))))].join(", ");
     this.legend.replaceChildren();
+    if (this.plain) return;
     const add = (text, end) => {
       const bar = element("div", {}, this.heatmap.bar());
       this.legend.append(element("span", {}, text), element("div", { class: "scale" }, "0", bar, end));
@@ -531,7 +534,7 @@ class CaptionViewer {
     const down = ["at the top", "in the middle", "at the bottom"][row];
     const across = ["left", "centre", "right"][third(at % columns, geometry.x)];
     const area = down === "in the middle" && across === "centre" ? "in the centre" : `${down} ${across}`;
-    return `strongest ${area}, focus ${percent(Heatmap.tenth(map).focus)}`;
+    return this.plain ? `strongest ${area}` : `strongest ${area}, focus ${percent(Heatmap.tenth(map).focus)}`;
   }
 
   /* --- display --------------------------------------------------------------------------------- */
@@ -595,6 +598,10 @@ class CaptionViewer {
         : "Hover over a word, or use the arrow keys (Shift extends the selection, Space plays),";
       const hint = `${how} to see where the model looked.`;
       this.details.replaceChildren(element("p", { class: "quiet" }, hint));
+      return;
+    }
+    if (this.plain) {
+      this.details.replaceChildren(element("p", { class: "chosen" }, this.words(where)));
       return;
     }
     const caption = this.captions[where.caption];
@@ -823,10 +830,11 @@ class CaptionViewer {
     const best = alphas.findIndex((alpha) => alpha[row][column] === most);
     const left = this.isLeftOut({ caption: number, start: best });
     const word = `“${this.captions[number].words[best]}”${left ? " (left out)" : ""}`;
-    this.probe.textContent =
+    const [verb, kind] =
       this.method(number) === "attention"
-        ? `${word} attends most here (${percent(most)} of its attention)`
-        : `${word} depends most on this region (${percent(most)} of its relevance)`;
+        ? ["attends most here", "attention"]
+        : ["depends most on this region", "relevance"];
+    this.probe.textContent = `${word} ${verb}${this.plain ? "" : ` (${percent(most)} of its ${kind})`}`;
   }
 
   clearProbe() {

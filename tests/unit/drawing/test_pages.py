@@ -74,6 +74,7 @@ def test_the_page_embeds_the_caption() -> None:
         "doubtful_truth": DOUBTFUL_TRUTH,
         "scale": "common",
         "smooth": True,
+        "plain": False,
     }
 
 
@@ -168,6 +169,22 @@ def test_the_list_of_photos_shows_the_confidence() -> None:
     made = gallery([Entry(photo(), [sure]), Entry(photo(), [make()])]).html
     assert made.count('<span class="sure">42% likely to be right</span>') == 1
     assert made.count('class="sure"') == 1
+
+
+def test_a_plain_page_has_no_numbers_and_no_left_out_words() -> None:
+    truth = [0.5, 0.9, 0.1]
+    captions = [replace(cut(make(("a", "dog", "barks")), 2, truth), confidence=0.421)]
+    entries = [Entry(photo(), captions, f"{n}.jpg") for n in range(2)]
+
+    made = gallery(entries, plain=True, title="Summer").html
+
+    assert "<h1>Summer</h1>" in made
+    elements = Elements(made)
+    classes = {attributes.get("class") for _, attributes in elements.tags}
+    assert classes.isdisjoint({"sure", "left-out", "numbers"})
+    [caption] = data_of(made)["entries"][0]["captions"]
+    assert caption.keys() == {"text", "words", "gates", "alphas", "geometry"}
+    assert caption["text"] == "a dog"
 
 
 def test_a_caption_without_words_has_a_page() -> None:
