@@ -418,7 +418,8 @@ class SearchOptions(Checked):
                 defaults |= {name: known[name].default for name in marked(SearchOptions, role)}
             defaults |= {"beam_size": 1} if sample else {}
         options = replace(self, **defaults | changes)
-        if changes.get("length_penalty") and options.certainty > 0:
+        new = changes.get("length_penalty", 0) not in (0, self.length_penalty)
+        if new and options.certainty > 0:
             raise ConfigError(
                 f"length_penalty is {options.length_penalty}, but has no effect because certainty "
                 f"is {options.certainty}; set certainty to 0, or leave out length_penalty"

@@ -178,6 +178,7 @@ def test_a_contradiction_names_all_options_involved(options, parts) -> None:
 
 def test_a_changed_length_penalty_needs_a_search_that_uses_it() -> None:
     shipped = SearchOptions(length_penalty=0.5, certainty=0.7)  # the penalty is for certainty 0
+    assert shipped.changed(**dataclasses.asdict(shipped)) == shipped
     assert shipped.changed(certainty=0, length_penalty=1).length_penalty == 1
     with pytest.raises(ConfigError, match=r"length_penalty is 1, .* certainty is 0\.7"):
         shipped.changed(length_penalty=1)
