@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from captioner.data.images import open_image
+from captioner.data.images import exif_description, open_image
 from captioner.data.metadata import (
     Found,
     Mark,
@@ -255,6 +255,7 @@ class Store:
                 target.
         """
         needed, existing, problems = self._check(photos, known or {})
+        self._warn_of_other_places(needed)
         problems |= {photo: self._keep(photo, None) for photo in existing}
         rows, uncaptioned = iter(captioned(needed)), {*needed}
         for photo in photos:
@@ -339,6 +340,25 @@ class Store:
         kept = [*existing, *unchanged, *protected]
         left = {*kept}
         return [photo for photo in owners.values() if photo not in left], kept, problems
+
+    def _warn_of_other_places(self, photos: Sequence[Path]) -> None:
+        """Warn of descriptions in EXIF, and of sidecars with the name that is not written."""
+        if self.options.sidecar == "txt":
+            return
+        in_exif = [one for one in photos if exif_description(one) and not find_inside(one).text]
+        if in_exif:
+            self.warn(
+                f"{first_of(in_exif)} has a description in EXIF, which captioner does not read; to "
+                "use it as the caption, copy it to XMP with exiftool first"
+            )
+        if self.options.sidecar_name is None:  # the existing file is chosen
+            return
+        other = [p for p in photos if not _exists(self.target(p)) and len(own_places(p)) > 1]
+        if other:
+            self.warn(
+                f"{own_places(other[0])[0]} exists, so {first_of(other)} gets a second sidecar "
+                "file; leave out --sidecar-name to change the existing file instead"
+            )
 
     def _existing_problem(self, existing: Mapping[Path, Found]) -> str:
         """Return the error message about existing captions.

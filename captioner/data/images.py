@@ -42,7 +42,14 @@ from PIL import (
 )
 
 from captioner.data import variants
-from captioner.data.formats import HEIC, RAW, PhotoFormat, format_by_content, register_heif
+from captioner.data.formats import (
+    HEIC,
+    RAW,
+    PhotoFormat,
+    format_by_content,
+    format_by_name,
+    register_heif,
+)
 from captioner.data.heif import ZEROED, check_complete
 from captioner.data.pixels import image_from_array, to_rgb
 from captioner.errors import ImageError, LargeImageError, NotAnImageError
@@ -103,6 +110,12 @@ _BARE_PNG = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"eXIf"}
 """Chunks that a PNG needs to be shown correctly."""
 _PNG_CICP = re.compile(rb"\x00\x00\x00\x04cICP(..)", re.DOTALL)
 _HEIF_CICP = re.compile(rb"colrnclx\x00(.)\x00(.)", re.DOTALL)
+_BY_CAMERA = re.compile(
+    r"\W*|.*digital (still )?camera.*|sony dsc|dcim\S*|exif.jpeg.picture|samsung|default|untitled|"
+    "cof|dav|edf|hdr|oznor|sdr",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Descriptions that cameras and phones write into every photo."""
 _ZEROS = bytes(64)
 """A run of zeros that is rare in the pixel data of JPEG files; see `_zeros_in_scan`."""
 
@@ -208,6 +221,25 @@ def image_size(path: str | Path) -> tuple[int, int]:
         if image.format != "TIFF":
             return image.size[::-1]
     return open_image(path).size  # some versions of Pillow rotate a TIFF only when they load it
+
+
+def exif_description(path: str | Path) -> str:
+    """Return the text of a person in EXIF ImageDescription, or an empty text.
+
+    Texts that cameras write into every photo do not count. The image is not decoded. Camera RAW,
+    unreadable files and damaged EXIF data count as photos without a description.
+    """
+    if format_by_name(path) is RAW:
+        return ""  # opening the preview takes long
+    try:
+        with _opened(path) as file:
+            image = _identify(file, MAX_PIXELS, name=str(path))
+            if image.format == "PNG" and "exif" not in image.info:
+                return ""  # Pillow would decode the image to look for EXIF after the pixels
+            text = str(image.getexif().get(ExifTags.Base.ImageDescription, "")).strip(" \0")
+    except Exception:  # as in `_orientation`
+        return ""
+    return "" if _BY_CAMERA.fullmatch(text) else text
 
 
 def is_photo(source: object) -> bool:

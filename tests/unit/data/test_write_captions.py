@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 import captioner
 from captioner.caption_types import Caption
@@ -207,6 +207,24 @@ def test_the_other_name_of_a_sidecar_counts(photo: Path) -> None:
     captioner.write_caption(photo, dog(), sidecar="xmp")
     with pytest.raises(ConfigError, match=r"by captioner; .*existing=\"replace-own\""):
         captioner.write_caption(photo, dog(), sidecar="xmp", sidecar_name="photo.jpg.xmp")
+
+
+def test_a_second_sidecar_and_a_description_in_exif_are_reported(
+    photo: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    photo.with_suffix(".xmp").write_bytes(set_description(None, "", ["pet"]))
+    for description, reported in (("Rex", 1), ("OLYMPUS DIGITAL CAMERA", 0), (" ", 0)):
+        exif = Image.Exif()
+        exif[ExifTags.Base.ImageDescription] = description
+        Image.new("RGB", (32, 24)).save(photo, exif=exif)
+        caplog.clear()
+        captioner.write_caption(photo, dog(), sidecar="xmp", sidecar_name="photo.jpg.xmp")
+        assert caplog.text.count("second sidecar") == 1
+        assert caplog.text.count("EXIF") == reported
+        photo.with_name("a.jpg.xmp").unlink()
+    captioner.write_caption(photo, dog(), sidecar="xmp", sidecar_name="photo.xmp")
+    assert caplog.text.count("second sidecar") == 1
 
 
 @pytest.mark.parametrize("place", [{"in_place": True}, {"sidecar": "xmp"}])
