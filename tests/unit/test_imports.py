@@ -57,6 +57,17 @@ def test_captioning_imports_neither_timm_nor_torchvision() -> None:
     assert output_of(script) == "[]\n"
 
 
+def test_captioning_leaves_no_trace_in_the_home_folder(tmp_path, monkeypatch) -> None:
+    """ONNX Runtime would store an id of the device there, and report its use to Microsoft."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
+
+    output_of("import captioner\ncaptioner.load()")
+
+    assert list(tmp_path.rglob("*")) == []
+
+
 @pytest.mark.slow
 def test_scoring_needs_only_the_packages_that_its_page_lists(tmp_path) -> None:
     """In docs/evaluation.md, "Without torch or Java"."""
