@@ -400,10 +400,14 @@ def test_captions_and_gallery_are_those_that_the_command_writes(  # noqa: PLR091
     expect(opened.locator(".stage")).to_be_visible()
 
 
+@pytest.mark.usefixtures("refused")
 def test_left_out_words_are_grey_in_cards_pictures_and_downloads(tab, tiny) -> None:
     words: list[str] = []
 
     def said_less(route: Route) -> None:
+        if "words=" in route.request.url:
+            route.abort()
+            return
         response = route.fetch()
         content = response.json()
         one = content["captions"][0]
@@ -438,11 +442,15 @@ def test_left_out_words_are_grey_in_cards_pictures_and_downloads(tab, tiny) -> N
     expect(shown).to_have_text("a better one")
 
 
+@pytest.mark.usefixtures("refused")
 def test_captions_are_corrected_least_confident_first(tab, served, tiny) -> None:
     given = [tiny.photos / f"{n}.png" for n in (1, 2, 3, 4)]
     photos = [given[n] for n in (2, 0, 3, 1)]  # least confident first
 
     def rated(route: Route) -> None:
+        if "words=" in route.request.url:
+            route.abort()
+            return
         data, response = route.request.post_data_buffer or b"", route.fetch()
         rank = next(n for n, photo in enumerate(photos, 1) if photo.read_bytes() in data)
         content = response.json()
@@ -483,6 +491,45 @@ def test_captions_are_corrected_least_confident_first(tab, served, tiny) -> None
     assert [entry["captions"][0]["text"] for entry in found] == texts
     tab.get_by_label("least confident first").uncheck()
     expect(card(tab, 1)).to_contain_text("1.png")
+
+
+def test_downloads_show_corrected_captions(open_page, page, visit, tiny, tmp_path) -> None:
+    """A correction has maps only if the model knows its words."""
+    photos = [tiny.photos / f"{n}.png" for n in (1, 2)]
+    tab = open_page()
+    results(tab, *photos)
+    field = tab.get_by_label("correct the caption")
+    for text in ("The dog runs!", "Rex & Zoë"):
+        field.fill(text)
+        field.press("Enter")
+
+    file = saved(tab, "Gallery")
+    entries = content(file.read_text("utf-8"))[1]["entries"]
+    [mapped], [other] = (entry["captions"] for entry in entries)
+    wanted = page.model.explain(photos[0], "the dog runs")
+    np.testing.assert_allclose(mapped["alphas"], wanted.alphas, atol=2e-3)
+    assert mapped["words"] == ["The", "dog", "runs!"]
+    assert mapped.keys().isdisjoint({"confidence", "left_out", "doubtful", "alternatives"})
+    assert other == {"text": "Rex & Zoë", "words": [], "corrected": True}
+    expect(tab.get_by_role("status")).to_have_text("The dog runs!")
+    svg = ElementTree.parse(saved(tab, "SVG", "Download the figure")).getroot()
+    assert svg.findtext("{*}title") == "The dog runs!"
+    sentence = [one.text for one in svg.iter() if one.get("font-size") == "20"]
+    assert sentence == ["The", "dog", "runs!"]
+    html = saved(tab, "HTML", "Download the figure").read_text("utf-8")
+    assert content(html)[1]["entries"][0]["captions"] == [mapped]
+    tab.get_by_label("maps").select_option("attention_gate")
+    expect(tab.locator(".legend")).to_contain_text("share of relevance")
+    html = saved(tab, "HTML", "Download the figure").read_text("utf-8")
+    assert content(html)[1]["entries"][0]["captions"][0]["text"] == "The dog runs!"
+
+    opened = visit(file.rename(tmp_path / "all.html").as_uri())
+    opened.locator(".entry a").first.click()
+    assert opened.get_by_role("option").all_inner_texts() == [*mapped["words"], "all words"]
+    opened.get_by_role("button", name="next photo").click()
+    expect(opened.locator(".sentence")).to_have_text("Rex & Zoë")
+    assert violations(opened) == []
+    visit.complaints[:] = [one for one in visit.complaints if "Failed to load" not in one]
 
 
 @pytest.mark.parametrize("chosen", [None, 1])

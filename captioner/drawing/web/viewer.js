@@ -194,6 +194,9 @@ function leftOut({ left_out: rest }) {
   return [" ", element("span", { class: "left-out" }, name, rest.text)];
 }
 
+/** Return whether a person has corrected the caption, and it differs from the words with maps. */
+const writtenOtherwise = ({ corrected, text, words }) => Boolean(corrected) && words.join(" ") !== text;
+
 /** Return the caption with its left-out words after the first `said` words, like `Caption.whole`. */
 function whole(caption) {
   const said = caption.words.length;
@@ -278,8 +281,10 @@ class CaptionViewer {
       const actions = entry.actions?.(caption) ?? [];
       const head = element("div", { class: "label" }, element("span", {}, label), sum, ...actions);
       const list = this.lists[this.captions.indexOf(caption)];
-      const words = list ?? element("p", { class: "quiet" }, "No words, so no attention to show.");
-      return element("div", { class: "sentence" }, head, words, ...this.phrases(caption));
+      const nothing = caption.corrected ? [] : [element("p", { class: "quiet" }, "No words, so no attention to show.")];
+      const words = list ? [list] : nothing;
+      const text = writtenOtherwise(caption) ? [element("p", { class: "chosen" }, caption.text)] : [];
+      return element("div", { class: "sentence" }, head, ...text, ...words, ...this.phrases(caption));
     });
     this.details = element("div", { class: "details" });
     this.announcement = element("div", { class: "hidden-text", "aria-live": "polite" });
@@ -412,11 +417,10 @@ class CaptionViewer {
       if (this.shown) this.show(this.shown);
     });
     this.several = element("input", { type: "checkbox" });
-    const choosable = entry.methods && this.captions.length > 0;
     return element(
       "div",
-      { class: "controls" },
-      ...(choosable ? [this.methodSelector(entry)] : []),
+      { class: "controls", hidden: this.captions.length === 0 },
+      ...(entry.methods && this.captions.length > 0 ? [this.methodSelector(entry)] : []),
       this.button,
       element("label", {}, "Heatmap ", this.opacity),
       element("label", {}, smooth, " Smooth"),
@@ -593,6 +597,7 @@ class CaptionViewer {
 
   showDetails(where) {
     if (where === null) {
+      if (this.captions.length === 0) return;
       const how = matchMedia("(pointer: coarse)").matches
         ? "Tap a word, or slide over several words,"
         : "Hover over a word, or use the arrow keys (Shift extends the selection, Space plays),";

@@ -1,4 +1,13 @@
 "use strict";
+/** A correction as a caption, with the maps of a caption that explains it and without the model's
+    doubts. It has the words as the user wrote them, if the model has read as many words. */
+function asCorrected(caption, text) {
+  const kept = ["log_probs", "gates", "alphas", "geometry", "method"].filter((key) => key in caption);
+  const typed = text.split(/\s+/);
+  const words = typed.length === caption.words.length ? typed : caption.words;
+  return { text, words, corrected: true, ...Object.fromEntries(kept.map((key) => [key, caption[key]])) };
+}
+
 /* A photo of the session and its card: thumbnail, caption or problem, file name. */
 class SessionPhoto {
   // No alternative text, because name and caption follow as text. Not draggable, because the page
@@ -12,6 +21,7 @@ class SessionPhoto {
     Object.assign(this, { file, kind, name: file.name || "pasted photo", number: SessionPhoto.count++ });
     this.url = URL.createObjectURL(file);
     this.corrected = null; // the user's correction of the caption
+    this.revised = null; // the response with the corrected caption, see `correct`
     this.query = null; // options of the response, or of the request in flight
     this.response = null;
     this.upload = null; // the file that is sent, see Upload
@@ -58,10 +68,29 @@ class SessionPhoto {
     return captions?.[0].confidence ?? confidence ?? Infinity;
   }
 
-  /** Replace the caption; empty text restores the model's caption. */
+  /** Replace the caption; empty text restores the model's caption. The corrected caption has no maps
+      until `addMaps`. */
   correct(text) {
     this.corrected = ["", this.response.captions[0].text].includes(text.trim()) ? null : text.trim();
+    this.revised = null;
+    if (this.corrected !== null) this.revise({ words: [] });
     this.enter("done");
+  }
+
+  /** Add the maps of the correction's words, from a response that explains it. */
+  addMaps({ captions: [caption] }) {
+    this.revise(caption);
+  }
+
+  revise(caption) {
+    this.revised = { ...this.response, captions: [asCorrected(caption, this.corrected)] };
+    const { keywords } = this.response.captions[0];
+    if (keywords) this.revised.captions[0].keywords = keywords;
+  }
+
+  /** The response to show and to download in pages, with the correction in place of the captions. */
+  get result() {
+    return this.revised ?? this.response;
   }
 
   /** Load the image and its orientation, for the upload and the viewer. */

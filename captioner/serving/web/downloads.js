@@ -50,20 +50,20 @@ function captionsJson(photos) {
   return textFile(`${JSON.stringify(entries, plain, 1)}\n`, "application/json");
 }
 
-/** Photos as an interactive page, as `captioner attend -o all.html` makes it. */
-async function galleryPage(photos, { template, look }) {
-  const side = photos.length === 1 ? 1280 : 800;
+/** Photos as an interactive page, as `captioner attend -o all.html` makes it. `shown` contains each
+    photo and the response with its captions. */
+async function galleryPage(shown, { template, look }) {
+  const single = shown.length === 1;
   const [items, entries] = [[], []];
-  for (const photo of photos) {
+  for (const { photo, response: { captions } } of shown) {
     await photo.load();
-    items.push(galleryItem(photo, items.length + 1, side).outerHTML);
-    const captions = photo.response.captions;
+    items.push(galleryItem(photo, captions, items.length + 1, single ? 1280 : 800).outerHTML);
     entries.push({ title: photo.name, labels: [], captions });
   }
-  const title = element("i", {}, photos.length === 1 ? photos[0].name : `${photos.length} photos`);
+  const title = element("i", {}, single ? entries[0].title : `${shown.length} photos`);
   const block = { type: "application/json", id: "captioner-data" };
   const parts = {
-    kind: photos.length === 1 ? "single" : "many",
+    kind: single ? "single" : "many",
     title: title.innerHTML.replaceAll('"', "&quot;"),
     items: items.join("\n"),
     data: element("script", block, embeddedJson({ entries, look })).outerHTML,
@@ -84,10 +84,9 @@ function sure({ confidence }) {
 }
 
 /** The list item of a photo, as `_item` in drawing/pages.py writes it. */
-function galleryItem({ name, image, response, corrected }, number, side) {
+function galleryItem({ name, image }, captions, number, side) {
   const { naturalWidth: width, naturalHeight: height } = image;
   const canvas = paintedOnWhite(image, width, height, Math.min(1, side / Math.max(width, height)));
-  const captions = corrected !== null ? [{ text: corrected }] : response.captions;
   const texts = captions.map(({ text }) => text || "no words");
   const lines = texts.flatMap((text, index) => [
     ...(index > 0 ? [element("br")] : []),

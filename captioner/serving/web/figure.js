@@ -88,9 +88,11 @@ class Figure {
     const size = 20;
     let x = Figure.GAP;
     this.y += size;
-    each.forEach((where, index) => {
-      const word = this.viewer.words(where);
-      const bold = selected !== null && index >= selected.start && index <= selected.end;
+    const caption = this.viewer.captions[each[0].caption];
+    const written = writtenOtherwise(caption) ? caption.text.split(/\s+/) : null;
+    (written ?? each).forEach((part, index) => {
+      const word = written ? part : this.viewer.words(part);
+      const bold = !written && selected !== null && index >= selected.start && index <= selected.end;
       const wide = this.measure(word, size, bold);
       const joined = index > 0 && /^('|n't$)/.test(word); // such as 's
       if (joined) x -= this.measure(" ", size, false);
@@ -98,7 +100,7 @@ class Figure {
         x = Figure.GAP;
         this.y += 1.4 * size;
       }
-      this.label(x, this.y, word, size, bold, bold ? "#b8430f" : this.colour(where));
+      this.label(x, this.y, word, size, bold, bold ? "#b8430f" : this.colour(written ? each[0] : part));
       x += wide + this.measure(" ", size, false);
     });
     this.y += Figure.GAP;

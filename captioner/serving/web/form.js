@@ -36,14 +36,20 @@ class OptionsForm {
     return this.parameters("beam_size", "num_captions", "keywords", "neutral", "style");
   }
 
-  /** Parameters that explain the caption in the form; null if it is empty. */
-  wordsQuery() {
-    if (this.words === "") return null;
-    return this.parameters("words", "style");
+  /** Whether the model can explain captions of the user. */
+  get explains() {
+    return this.fields.words !== undefined;
   }
 
+  /** Parameters that explain a caption, by default the caption in the form; null if it is empty. */
+  wordsQuery(words = this.words) {
+    if (words === "") return null;
+    return this.parameters(["words", words], "style");
+  }
+
+  /** Parameters with the values of fields, or with given pairs of name and value. */
   parameters(...names) {
-    const given = names.flatMap((name) => this.given(name));
+    const given = names.flatMap((name) => (Array.isArray(name) ? [name] : this.given(name)));
     return `${new URLSearchParams([["attention", "true"], ["alternatives", "5"], ...given])}`;
   }
 

@@ -144,7 +144,7 @@
   function showCurrent() {
     const photo = current;
     const own = explained?.photo === photo ? explained : null;
-    const { state, error, response, query } = own ?? photo;
+    const { state, error } = own ?? photo;
     find(".selected h2").textContent = `${photos.indexOf(photo) + 1} of ${photos.length}: ${photo.name}`;
     find(".selected nav").hidden = photos.length < 2;
     const busy = state === "waiting" || state === "working";
@@ -154,16 +154,14 @@
       field.value = photo.text;
       edited = photo;
     }
-    if (state === "done") show(photo, response, query);
+    if (state === "done" && own) show(photo, own.response, own.query);
+    else if (state === "done") show(photo, photo.result, photo.revised ? photo.correctionQuery : photo.query);
     else {
       const texts = { failed: error, stopped: "Not captioned. Press “Caption” to continue." };
       if (shown?.photo !== photo) clearResult();
       setStatus(texts[state] ?? "captioning …", state === "failed");
     }
   }
-
-  /** The caption of a response, or its correction if the response belongs to the photo. */
-  const titleOf = (photo, response) => (response === photo.response ? photo.text : response.captions[0].text);
 
   function clearResult() {
     shown?.abort?.abort();
@@ -177,7 +175,7 @@
 
   function show(photo, response, query) {
     const { captions } = response;
-    setStatus(titleOf(photo, response));
+    setStatus(captions[0].text);
     if (shown?.response === response) return;
     clearResult();
     if (!computed.has(response)) computed.set(response, { attention: response });
@@ -212,9 +210,11 @@
     try {
       maps[wanted] ??= await pool.captions(photo.upload.body, `${query}&method=${wanted}`, signal);
       if (signal.aborted) return;
+      const { text, corrected } = response.captions[0];
+      if (corrected) maps[wanted].captions = [asCorrected(maps[wanted].captions[0], text)];
       mine.drawn = maps[wanted];
       viewer.replaceMaps(mine.drawn.captions);
-      setStatus(titleOf(photo, response));
+      setStatus(text);
     } catch (error) {
       if (signal.aborted) return;
       method = viewer.method(0);
@@ -243,9 +243,26 @@
   /** Store the caption that the user has typed. */
   function correct() {
     if (edited?.state !== "done" || field.value.trim() === edited.text) return;
-    edited.correct(field.value);
+    const photo = edited;
+    photo.correct(field.value);
     unsaved = true;
-    if (edited === current) refresh(current);
+    if (photo.corrected !== null && options.explains) photo.maps = mapCorrection(photo);
+    if (photo === current) refresh(current);
+  }
+
+  /** Add maps to a corrected caption. It has none if the model does not know its words. */
+  async function mapCorrection(photo) {
+    const { corrected } = photo;
+    const query = options.wordsQuery(corrected);
+    try {
+      const response = await pool.captions(photo.upload.body, query, new AbortController().signal);
+      if (photo.corrected !== corrected) return; // corrected again
+      photo.correctionQuery = query;
+      photo.addMaps(response);
+      if (photo === current) refresh(photo);
+    } catch {
+      // The photo is shown with the corrected caption.
+    }
   }
 
   /** Sort the photos: the least confident captions first, or as they were added. */
@@ -303,7 +320,9 @@
     else if (format === "json") saveFile(captionsJson(done), "captions.json");
     else {
       const drawable = done.filter((photo) => photo.drawable);
-      if (drawable.length > 0) saveFile(await galleryPage(drawable, settings), "captions.html");
+      await Promise.all(drawable.map(({ maps }) => maps));
+      const entries = drawable.map((photo) => ({ photo, response: photo.result }));
+      if (entries.length > 0) saveFile(await galleryPage(entries, settings), "captions.html");
       const left = done.length - drawable.length;
       const note = `The gallery lacks ${left} of ${done.length} photos, because this browser cannot show them.`;
       errors.replaceChildren(...(left > 0 ? [element("p", {}, note)] : []));
@@ -314,7 +333,7 @@
     const { photo, drawn: response } = shown;
     const name = `${photo.name.replace(/\.[^.]*$/, "")}_attention.${format}`;
     if (format === "html") {
-      saveFile(await galleryPage([{ ...photo, response, corrected: null, load: () => photo.load() }], settings), name);
+      saveFile(await galleryPage([{ photo, response }], settings), name);
       return;
     }
     const figure = new Figure(viewer, settings.look);
