@@ -19,7 +19,7 @@ killed run is not locked.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -64,7 +64,8 @@ def continued(
         force: Start over, and overwrite the file even if the user has corrected it.
 
     Yields:
-        The rows of the photos, kept or new, in the order of the photos.
+        The rows of the photos, kept or new, in the order of the photos. They follow the kept rows
+        of photos that are not among the inputs.
 
     Raises:
         ConfigError: An earlier run finished some photos, and neither ``resume`` nor ``force`` is
@@ -85,7 +86,7 @@ def continued(
         def all_rows() -> Iterator[Row]:
             """Yield the rows of the file, and add the rows of new photos to the journal."""
             nonlocal finished
-            yield from rows
+            yield from rows or others
             new = captioned([photo for photo in names if photo not in kept])
             for photo, name in names.items():
                 if name in in_rows:
@@ -112,8 +113,10 @@ def continued(
             rows = [row for row in rows if row["image"] not in again]
             in_rows = {row["image"] for row in rows}
             finished = len(kept)
-            if note := _kept(finished, names, known, in_rows):
-                warn(f"{target}: {note}")
+            others, gone = ([], 0) if corrected else _others(names, known)
+            if rows or known:
+                in_file = len(in_rows - {*names.values()})
+                warn(f"{target}: {_kept(finished, in_file or len(others), gone)}")
             state = {"corrected": True} if rows else {}
             _append(journal, "", written, state)
             for name, (stamp, one) in edited.items():
@@ -135,24 +138,38 @@ def _append(journal: TextIO, name: str, stamp: list[int], row: Row) -> None:
         print(json.dumps([name, stamp, row]), file=journal, flush=True)
 
 
-def _kept(
-    finished: int, names: Mapping[Path, Name], known: Collection[str], in_rows: Set[Name | None]
-) -> str:
-    """Describe the captions of an earlier run that are kept. The text is empty if it had none.
+def _others(
+    names: Mapping[Path, Name], known: Mapping[str, tuple[list[int], Row]]
+) -> tuple[list[Row], int]:
+    """Return the rows of finished photos that are not among the inputs.
+
+    Rows of deleted photos are left out. If the folder of a photo is missing too, the row is kept,
+    because a disk may be disconnected.
+
+    Returns:
+        The rows, and the number of deleted photos.
+    """
+    inputs = {*map(str, names)}
+    finished = {
+        Path(name): row
+        for name, (_, row) in known.items()
+        if name not in inputs and "captions" in row
+    }
+    found = [row for path, row in finished.items() if path.exists() or not path.parent.exists()]
+    return found, len(finished) - len(found)
+
+
+def _kept(finished: int, others: int, gone: int) -> str:
+    """Describe the captions of an earlier run.
 
     Args:
-        finished: Number of photos that are kept.
-        names: The photos, with their names in the file.
-        known: Paths of the photos in the journal.
-        in_rows: Names of the photos in the file, if its rows are kept.
+        finished: Number of inputs that keep their captions.
+        others: Number of rows of photos that are not among the inputs.
+        gone: Number of deleted photos.
     """
-    if in_rows:
-        others = len(in_rows - {*names.values()})
-        more = f", and {counted(others, 'row')} of other photos" if others else ""
-        return f"the existing captions of {counted(finished, 'photo')} are kept{more}"
-    gone = len({*known} - {*map(str, names)})
-    left = f", {counted(gone, 'photo')} of an earlier run left out" if gone else ""
-    return f"{counted(finished, 'finished photo')} kept{left}" if known else ""
+    more = f", and {counted(others, 'row')} of other photos" if others else ""
+    left = f"; {counted(gone, 'deleted photo')} left out" if gone else ""
+    return f"the captions of {counted(finished, 'finished photo')} are kept{more}{left}"
 
 
 def _unchanged(
