@@ -14,6 +14,12 @@ from captioner.data.site_images import COLUMNS, PAGES, SiteImage
 from captioner.errors import DataError
 from captioner.files import atomic_write
 
+_MARKS = {
+    **dict.fromkeys(("yes", "y", "x", "true", "1"), True),
+    **dict.fromkeys(("", "no", "n", "false", "0"), False),
+}
+"""Values of the column ``reviewed``. Spreadsheets write TRUE for a tick."""
+
 
 @dataclass
 class WrittenTexts:
@@ -39,15 +45,16 @@ def read_reviewed(table: str | Path) -> tuple[list[SiteImage], list[str]]:
     images, problems = [], []
     for where, line in read_table(table):
         row = dict.fromkeys(COLUMNS, "") | line
-        mark = row["reviewed"].lower()
+        mark = _MARKS.get(row["reviewed"].lower())
         number = int(row["line"]) if row["line"].isdecimal() else 0
         place = row["page"], number, row["image"], row["link"], row["note"], row["before"]
         one = SiteImage(*place, row["alt"], tag=row["tag"], suggested=line.get("suggested"))
-        if mark in ("yes", "x"):
+        if mark:
             images.append(one)
-        elif mark not in ("", "no"):
+        elif mark is None:
+            value = row["reviewed"]
             problems.append(
-                f"{where}: the column 'reviewed' has {mark!r}; enter yes or leave it empty"
+                f"{where}: the column 'reviewed' has {value!r}; enter yes or leave it empty"
             )
         elif one.changed:
             problems.append(
