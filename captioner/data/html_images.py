@@ -12,6 +12,7 @@ import codecs
 import hashlib
 import html
 import re
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -87,8 +88,9 @@ class HtmlImage:
     """Start and end of the attribute ``alt`` in the page's text. Without this attribute, both are
     the position after the tag's name."""
     key: str
-    """The tag without ``alt``, short and printable for a table. `HtmlPage.with_texts` does not
-    change it."""
+    """The name of the tag and the URL of its picture, such as ``<img src="a.jpg">``, or the tag
+    without ``alt`` if it has no picture. Short and printable for a table. `HtmlPage.with_texts`
+    does not change it, and neither do programs that minify a page."""
     sources: list[str]
     """URLs of the picture as in the source, starting with the most likely one."""
     alt: str | None
@@ -101,6 +103,17 @@ class HtmlImage:
     for an image outside of links and buttons."""
     needs_text: bool = False
     """True if the image is the only content of its link or button."""
+    number: str = ""
+    """Number of the image among the page's images with the same ``key`` and the same link, such as
+    ``1 of 2``."""
+
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        """The picture, the link and the number. It identifies the image in its page.
+
+        A page that is built again keeps the identity, even if the image moves to another line.
+        """
+        return self.key, goal_of(self.link), self.number
 
 
 class HtmlPage(HTMLParser):
@@ -133,6 +146,11 @@ class HtmlPage(HTMLParser):
         self.close()
         for image, element in self._around:  # at the end, because the texts may follow the image
             self._describe(image, element)
+        totals = Counter(image.identity[:2] for image in self.images)
+        counts = Counter[tuple[str, str]]()
+        for image in self.images:
+            counts[equal := image.identity[:2]] += 1
+            image.number = f"{counts[equal]} of {totals[equal]}"
 
     def _describe(self, image: HtmlImage, element: _Element) -> None:
         """Record in ``image`` the link, button or figure that contains it (``element``)."""
@@ -194,13 +212,14 @@ class HtmlPage(HTMLParser):
         start = self._lines[line - 1] + column
         tag = self.get_starttag_text() or ""
         place = _alt_place(tag, names)
-        key = _plain(_without(tag, place))
-        if len(key) > 1000:
-            key = f"{key[:200]} {hashlib.sha256(key.encode()).hexdigest()}"
         sources = [given[name] for name in ("data-src", "data-lazy-src", "src") if given.get(name)]
         sources += [*_candidates(given), *self._sources]
         sources.sort(key=lambda url: url.startswith("data:"))  # placeholders last
         self._sources = []
+        key = f'<{element.name} src="{sources[0]}">' if sources else _without(tag, place)
+        key = _plain(key)
+        if len(key) > 1000:
+            key = f"{key[:200]} {hashlib.sha256(key.encode()).hexdigest()}"
         at = start + len(f"<{element.name}")
         where = (start + place[0], start + place[1]) if place else (at, at)
         reason = self._reason(given, place is not None)
@@ -230,6 +249,14 @@ class HtmlPage(HTMLParser):
         if alt == "":  # browsers then ignore a title
             return EMPTY if replaceable else DECORATIVE
         return LABELLED if given.get("title") else ""
+
+
+def goal_of(link: str) -> str:
+    """Return the beginning of a description of a link or button (see ``HtmlImage.link``).
+
+    It names where the link leads. The rest is its text, which changes with alternative texts.
+    """
+    return re.split(r' without text$| with the (?:text|label) "', link, maxsplit=1)[0]
 
 
 def is_tiny(*sides: object) -> bool:

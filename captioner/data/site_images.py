@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from urllib.parse import quote, unquote, urljoin
@@ -19,6 +20,7 @@ from captioner.data.html_images import (
     WITHOUT_TEXT,
     HtmlImage,
     HtmlPage,
+    goal_of,
     is_tiny,
 )
 from captioner.data.images import image_size
@@ -54,16 +56,32 @@ class SiteImage:
     reviewed: bool = False
     """True if a person has reviewed the text. Other texts are not written."""
     tag: str = ""
-    """The image's tag without ``alt``. It identifies the image when the text is written."""
+    """The image's tag and picture (see ``HtmlImage.key``). With ``link`` and ``number``, it
+    identifies the image in its page, so that its line may change."""
+    number: str = "1 of 1"
+    """Number of the image among the page's images with the same picture and link."""
     suggested: str | None = ""
     """The text that the model suggested: the initial value of ``alt``, except in `needs_text`. It
     shows whether a person has changed the text. None if the table lacks it."""
+    other: dict[str, str] = field(default_factory=dict)
+    """Values of the columns that somebody added to the table."""
 
     def row(self) -> dict[str, str]:
         """Return the image as a row of the review table."""
         sure = "" if self.confidence is None else f"{self.confidence:.4f}"
         changed = {"confidence": sure, "reviewed": "yes" if self.reviewed else ""}
-        return {name: str(value) for name, value in (asdict(self) | changed).items()}
+        values = asdict(self) | changed | {"suggested": self.suggested or ""}
+        return {name: str(values[name]) for name in COLUMNS} | self.other
+
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        """The identity of the image in its page (see ``HtmlImage.identity``)."""
+        return self.tag, goal_of(self.link), self.number
+
+    @property
+    def text(self) -> str:
+        """The alternative text as it is written into the page, without superfluous spaces."""
+        return " ".join(self.alt.split())
 
     @property
     def needs_text(self) -> bool:
@@ -77,12 +95,24 @@ class SiteImage:
     @property
     def changed(self) -> bool:
         """True if the text differs from the suggestion and from the initial text."""
-        if self.suggested is None or (self.needs_text and not self.alt.strip()):
+        if self.suggested is None or (self.needs_text and not self.text):
             return False
-        return self.alt.split() != self.suggested.split()
+        return self.text != " ".join(self.suggested.split())
+
+    def lacks_text(self, image: HtmlImage) -> bool:
+        """Return whether an image in a page still lacks this text, as it did in the review.
+
+        Args:
+            image: The image as it is in the page now.
+        """
+        if image.needs_text != self.needs_text:
+            return False
+        if image.alt == "" and self.before == "empty":
+            return image.reason in ("", EMPTY)
+        return image.alt is None and not image.reason
 
 
-COLUMNS = tuple(one.name for one in fields(SiteImage))
+COLUMNS = tuple(one.name for one in fields(SiteImage) if one.name != "other")
 """Columns of the review table."""
 
 
@@ -93,16 +123,30 @@ class SiteImages:
     site: Path
     """Folder of the finished site."""
     images: list[SiteImage] = field(default_factory=list)
-    """The images, in the order of the pages."""
+    """The images, in the order of the pages. With a continued review table, the images in the
+    table come first, in the order of the table."""
+    kept: int = 0
+    """Number of images, from the first, with texts from a continued review table."""
+    unsure: list[SiteImage] = field(default_factory=list)
+    """Images that somebody has to review again, because the page has changed around them."""
     counts: Counter[str] = field(default_factory=Counter)
     """Number of all images of the site by category, such as ``decorative``."""
     problems: list[str] = field(default_factory=list)
     """One line for each page or picture that cannot be read. Pictures on other servers, inside the
     page or in unsupported formats only have a note."""
+    pages: dict[str, Sequence[HtmlImage]] = field(default_factory=dict)
+    """All images in each page that could be read, by the path of the page."""
+    unread: set[str] = field(default_factory=set)
+    """The pages that cannot be read."""
+
+    @property
+    def new(self) -> list[SiteImage]:
+        """The images that are not from a continued review table."""
+        return self.images[self.kept :]
 
     def files(self) -> list[Path]:
         """Return the files of the images that the model has to describe, without duplicates."""
-        named = (self.site / one.image for one in self.images if not one.note)
+        named = (self.site / one.image for one in self.new if not one.note)
         return list(dict.fromkeys(named))
 
 
@@ -129,7 +173,9 @@ def find_site_images(found: SiteImages, url: str | None = None, *, empty: bool =
             page = HtmlPage(path)
         except DataError as error:
             found.problems.append(str(error))
+            found.unread.add(name)
             continue
+        found.pages[name] = page.images
         for image in page.images:
             if image.reason and not (empty and image.reason == EMPTY):
                 found.counts[image.reason] += 1
@@ -141,7 +187,8 @@ def find_site_images(found: SiteImages, url: str | None = None, *, empty: bool =
             before = "missing" if image.alt is None else "empty"
             listed = _ALONE if image.needs_text and before == "empty" else EMPTY
             found.counts[_MISSING if before == "missing" else listed] += 1
-            one = SiteImage(name, image.line, file, image.link, note, before, tag=image.key)
+            place = name, image.line, file, image.link, note, before
+            one = SiteImage(*place, tag=image.key, number=image.number)
             found.images.append(one)
             if missing and file not in reported:
                 reported.add(file)

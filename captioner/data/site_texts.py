@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from captioner.data.folders import NamedFiles
-from captioner.data.html_images import EMPTY, HtmlImage, HtmlPage
+from captioner.data.html_images import HtmlImage, HtmlPage
 from captioner.data.importers import read_table
 from captioner.data.site_images import COLUMNS, PAGES, SiteImage
 from captioner.errors import DataError
 from captioner.files import atomic_write
 
+OUTDATED = "the page no longer contains this image without a text"
+"""Note on an image that a continued review table keeps, although no text is needed now."""
 _MARKS = {
     **dict.fromkeys(("yes", "y", "x", "true", "1"), True),
     **dict.fromkeys(("", "no", "n", "false", "0"), False),
 }
 """Values of the column ``reviewed``. Spreadsheets write TRUE for a tick."""
+_UPDATE = "update the table with captioner alt --resume"
 
 
 @dataclass
@@ -43,20 +46,12 @@ def read_reviewed(table: str | Path) -> tuple[list[SiteImage], list[str]]:
         DataError: The table cannot be read.
     """
     images, problems = [], []
-    for where, line in read_table(table):
-        row = dict.fromkeys(COLUMNS, "") | line
-        mark = _MARKS.get(row["reviewed"].lower())
-        number = int(row["line"]) if row["line"].isdecimal() else 0
-        place = row["page"], number, row["image"], row["link"], row["note"], row["before"]
-        one = SiteImage(*place, row["alt"], tag=row["tag"], suggested=line.get("suggested"))
-        if mark:
+    for where, problem, one in read_rows(table):
+        if problem:
+            problems.append(problem)
+        elif one.reviewed:
             images.append(one)
-        elif mark is None:
-            value = row["reviewed"]
-            problems.append(
-                f"{where}: the column 'reviewed' has {value!r}; enter yes or leave it empty"
-            )
-        elif one.changed:
+        elif one.changed and one.note != OUTDATED:
             problems.append(
                 f"{where}: the text was changed but is not reviewed; enter yes in the column "
                 "'reviewed'"
@@ -64,11 +59,50 @@ def read_reviewed(table: str | Path) -> tuple[list[SiteImage], list[str]]:
     return images, problems
 
 
+def read_rows(table: str | Path) -> Iterator[tuple[str, str, SiteImage]]:
+    """Yield the place of each row in a review table, its problem (or an empty text) and its image.
+
+    Raises:
+        DataError: The table cannot be read, or it is a different table.
+    """
+    for where, line in read_table(table):
+        if missing := [name for name in ("page", "alt", "reviewed", "tag") if name not in line]:
+            raise DataError(
+                f"{table} has no column {missing[0]!r}; use the table that captioner alt wrote"
+            )
+        row = dict.fromkeys(COLUMNS, "") | line
+        mark = _MARKS.get(row["reviewed"].lower())
+        problem = (
+            f"{where}: the column 'reviewed' has {row['reviewed']!r}; enter yes or leave it empty"
+        )
+        place = row["page"], _number(row["line"]), row["image"], row["link"], row["note"]
+        one = SiteImage(*place, row["before"], row["alt"], tag=row["tag"], reviewed=bool(mark))
+        one.confidence = _share(row["confidence"])
+        one.suggested = line.get("suggested")
+        one.number = row["number"] or one.number
+        one.other = {name: value for name, value in line.items() if name not in COLUMNS}
+        yield where, problem if mark is None else "", one
+
+
+def _number(cell: str) -> int:
+    """Return a line number, or 0 if the cell has no number."""
+    return int(cell) if cell.isdecimal() else 0
+
+
+def _share(cell: str) -> float | None:
+    """Return a probability. Some spreadsheets write 0,5 for 0.5. None if the cell has no number."""
+    try:
+        return float(cell.replace(",", "."))
+    except ValueError:
+        return None
+
+
 def write_texts(site: Path, images: Iterable[SiteImage]) -> WrittenTexts:
     """Write reviewed alternative texts of images into the HTML pages of a site.
 
-    A text is written only if the image's HTML tag has not changed since ``captioner alt`` wrote the
-    review table with this image. A page that cannot be edited does not stop the rest.
+    The image is found by its page, picture and link, and by its number if the page shows the
+    picture more than once. The text is written only if the image still lacks a text. A page that
+    cannot be edited does not stop the rest.
 
     Args:
         site: Folder of the finished site. Only pages below it are written.
@@ -91,7 +125,8 @@ def write_texts(site: Path, images: Iterable[SiteImage]) -> WrittenTexts:
             if path.suffix.lower() not in PAGES:
                 raise DataError("the file is not an .html or .htm page")
         except DataError as error:
-            done.problems.append(f"{site / name}: {error}; use only pages below {site}")
+            if any(image.note != OUTDATED for image in listed):
+                done.problems.append(f"{site / name}: {error}; use only pages below {site}")
             continue
         try:
             page, problems = HtmlPage(path), list[str]()
@@ -120,34 +155,30 @@ def _texts(
         problems: Receives one line for each text that cannot be written.
     """
     texts: list[tuple[HtmlImage, str]] = []
-    kept, free = 0, [*page.images]
+    kept, images, used = 0, {image.identity: image for image in page.images}, set()
+    totals = {image.identity[:2]: image.number for image in page.images}
     for one in listed:
-        text = " ".join(one.alt.split())
-        same = [image for image in free if (image.line, image.key) == (one.line, one.tag)]
-        done = [image for image in same if image.alt == text]
-        new = [image for image in same if _is_open(image, one)]
-        # Other images with the same tag may have an empty text too, so new places come first.
-        found = [*done, *new] if text else [*new, *done]
-        if not found:
-            lost = "was not found in the page; run captioner alt again"
-            problems.append(f"{one.page}:{one.line}: {one.tag[:80]} {lost}")
-        elif not text and found[0].needs_text:
+        image = images.get(one.identity)
+        if image is None and one.identity[:2] in totals:
+            now = totals[one.identity[:2]].split()[-1]
+            problem = f"is number {one.number} in the table, but the page has {now}; {_UPDATE}"
+        elif image is None:
+            problem = f"was not found in the page; {_UPDATE}"
+        elif image in used:
+            problem = "has several reviewed rows in the table; delete all but one"
+        elif not one.text and image.needs_text:
             problem = "is the only content of a link or button; write a text for it"
-            problems.append(f"{one.page}:{one.line}: {one.tag[:80]} {problem}")
+        elif image.alt == one.text:
+            problem = ""
+            kept += 1
+        elif one.lacks_text(image):
+            problem = ""
+            texts.append((image, one.text))
+        elif image.alt:
+            problem = f"already has the text {image.alt[:80]!r}, which was kept; {_UPDATE}"
         else:
-            free.remove(found[0])
-            if found[0].alt == text:
-                kept += 1
-            else:
-                texts.append((found[0], text))
+            problem = f"no longer lacks a text, or its link has changed; {_UPDATE}"
+        used.add(image)
+        if problem and one.note != OUTDATED:
+            problems.append(f"{one.page}:{one.line}: {one.tag[:80]} {problem}")
     return texts, kept
-
-
-def _is_open(image: HtmlImage, wanted: SiteImage) -> bool:
-    """Return whether an image in a page still lacks a text, as in the review table.
-
-    ``wanted`` is the image's row in the table. It was made from an earlier state of the page.
-    """
-    if wanted.before == "empty":
-        return image.alt == "" and image.reason in ("", EMPTY) and image.link == wanted.link
-    return image.alt is None and not image.reason and image.link == wanted.link

@@ -99,13 +99,14 @@ def test_changed_pages_are_reported(alt) -> None:
     alt()
     table(texts={"index.html:3": "A dog", "blog/post.htm:1": "A cat"})
     index = Path("site/index.html")
-    index.write_bytes(index.read_bytes().replace(b'<img src="img/a 1.png">', b"", 1))
+    before = index.read_bytes().replace(b'<img src="img/a 1.png">', b"", 1)
+    index.write_bytes(before)  # of two equal images, one is left
     Path("site/blog/post.htm").unlink()
     code, _, err = alt("--apply", "alt.csv")
     assert code == SOME_FAILED
-    assert "index.html:3: <img" in err
+    assert err.count("index.html:3: <img") == 2
     assert "post.htm: the file does not exist" in err
-    assert index.read_bytes().count(b'alt="A dog"') == 1
+    assert index.read_bytes() == before
 
 
 def test_tables_of_strangers_stay_in_the_site(alt) -> None:
@@ -115,7 +116,7 @@ def test_tables_of_strangers_stay_in_the_site(alt) -> None:
     Path("site/good.html").write_text("<img src=a.png>")
     Path("site/link.html").symlink_to("../outside.html")
     names = ["../outside.html", str(Path("outside.html").resolve()), "link.html", "text.txt"]
-    tag = "A dog,yes,<img src=a.png>"
+    tag = 'A dog,yes,<img src="a.png">'
     rows = ["page,line,alt,reviewed,tag", *(f"{name},1,{tag}" for name in [*names, "good.html"])]
     Path("alt.csv").write_text("\n".join([*rows, f"good.html,1,{tag}".replace("yes", "maybe")]))
     code, _, err = alt("--apply", "alt.csv")
