@@ -15,7 +15,7 @@ from captioner.cli.search_options import checked_search
 from captioner.errors import ConfigError
 from captioner.messages import counted
 from captioner.options import ModelOptions, SearchOptions
-from captioner.schema import File, Shown
+from captioner.schema import File, Shown, refuse
 
 if TYPE_CHECKING:
     from captioner.inference.alt_texts import AltTexts
@@ -43,26 +43,31 @@ class AltOptions(ModelOptions):
     url: Annotated[str, Shown("URL")] | None = None
     """Set the web address of the site folder, such as https://me.example/blog/, if pages refer to
     images by full URLs."""
+    resume: bool = False
+    """Continue an existing review table: keep the texts in it, and add only new images."""
     force: bool = False
-    """Overwrite an existing review table and review page."""
+    """Replace an existing review table and review page. The reviewed texts in them are lost."""
 
 
 @command("alt", "SITE_FOLDER [-o alt.csv | --apply alt.csv] [options]", AltOptions, SearchOptions)
 def alt(options: AltOptions, given: dict[str, Any]) -> int:
     """Write the review table, or apply a reviewed table."""
     if options.apply:
+        refuse(options, ("resume",), "updates a table, and --apply updates pages; use one of them")
         return _apply(options.site, Path(options.apply))
-    from captioner.inference.alt_texts import find_alt, review_of
+    from captioner.inference.alt_texts import find_alt, review_of, site_folder
 
-    if not Path(options.site).is_dir():
-        raise ConfigError(
-            f"{options.site} is not a folder; pass the folder with the HTML pages of the built site"
-        )
-    table = Path(options.output)
-    for path in (table, review_of(table, Path(options.site))):
-        new_file(path, options.force)
+    table, site = Path(options.output), site_folder(options.site)
+    for path in (table, review_of(table, site)):
+        new_file(path, True)
+        if path.exists() and not (options.resume or options.force):
+            raise ConfigError(
+                f"{path} exists; add --resume to keep its texts and to add new images, or --force "
+                "to delete its texts and start over"
+            )
     search = checked_search(options.model, given)
-    found = find_alt(options.site, url=options.url, empty=options.empty)
+    old = table if options.resume else None
+    found = find_alt(site, url=options.url, empty=options.empty, resume=old)
     unread = len(found.problems)
     for problem in found.problems:
         warn(problem)
@@ -90,7 +95,7 @@ def _summarize(found: AltTexts, empty: bool) -> None:
 
     notes = {
         one.image or one.tag: f"{one.page}:{one.line}: {one.image or one.tag}: {one.note}"
-        for one in reversed(found.images)
+        for one in reversed(found.new)
         if one.note
     }
     for note in reversed(notes.values()):
@@ -98,7 +103,7 @@ def _summarize(found: AltTexts, empty: bool) -> None:
             warn(note)
     counts = ", ".join(f"{count:,} {what}" for what, count in sorted(found.counts.items()))
     warn(f"{counted(found.counts.total(), 'image')}: {counts}")
-    if alone := sum(one.needs_text for one in found.images):
+    if alone := sum(one.needs_text for one in found.new):
         images = "image is" if alone == 1 else "images are"
         warn(
             f"{alone:,} listed {images} the only content of a link or button, so no text is filled "
@@ -110,8 +115,28 @@ def _summarize(found: AltTexts, empty: bool) -> None:
             f'{count:,} {verb} alt="", because the image is decorative or a generator found no '
             "text for it; to list all images with an empty text, add --empty"
         )
-    if not found.images:
+    if found.kept:
+        _summarize_rows(found)
+    elif not found.images:
         print("no image is missing its alternative text")
+
+
+def _summarize_rows(found: AltTexts) -> None:
+    """Report what happened to the rows of a continued review table."""
+    from captioner.data.site_texts import OUTDATED
+
+    for one in found.unsure:
+        warn(
+            f"{one.page}:{one.line}: {one.image or one.tag}: the page has changed around this "
+            "image, so its text is kept but has to be reviewed again"
+        )
+    rows, added = counted(found.kept, "row"), counted(len(found.new), "image")
+    warn(f"{found.table}: {rows} kept, {added} added")
+    if outdated := sum(one.note == OUTDATED for one in found.images):
+        warn(
+            f"{counted(outdated, 'row')} kept although {OUTDATED}; --apply skips such rows, and "
+            "you can delete them"
+        )
 
 
 def _apply(site: str, table: Path) -> int:

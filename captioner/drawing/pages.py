@@ -16,6 +16,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Any
 from PIL import Image
 
 from captioner.caption_types import DOUBTFUL, DOUBTFUL_TRUTH, Caption
+from captioner.data.folders import unsafe_name
 from captioner.data.images import Photo, open_image
 from captioner.data.pixels import fit_photo
 from captioner.drawing.drawing import Drawing, check_captions, check_size
@@ -31,7 +33,7 @@ from captioner.drawing.heatmap import CLOSED_GATE, HEATMAP_STYLE, palette
 from captioner.drawing.options import PageOptions
 from captioner.drawing.picture_files import base64_uri, encoded
 from captioner.drawing.style import percent
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, ImageError
 from captioner.hints import hinted
 from captioner.schema import build_options
 
@@ -220,20 +222,38 @@ def _sure(caption: Caption) -> str:
     return f' <span class="sure">{percent(caption.confidence)} likely to be right</span>'
 
 
-def review_page(site: Path, file: str, rows: Sequence[dict[str, str]]) -> str:
+def review_id(page: Path) -> str:
+    """Return the id under which a browser stores the reviews of a review page.
+
+    The id is empty if the page does not exist or contains no id.
+    """
+    try:
+        found = re.search('"id":"([0-9a-f]{16})"', page.read_text("utf-8", errors="replace"))
+    except OSError:
+        return ""
+    return found[1] if found else ""
+
+
+def review_page(site: Path, file: str, rows: Sequence[dict[str, str]], known: str = "") -> str:
     """Return a page to review alternative texts, each with a picture, a text field and a tick box.
 
     Args:
         site: Folder of the site, with the pictures.
         file: Name of the table that the page offers for download.
         rows: Rows of the table, with a value for each column.
+        known: Id of the page that this page replaces (see `review_id`), so that the browser shows
+            the reviews that it has stored. By default, the id is new.
     """
-    names = {row["image"] for row in rows if row["suggested"]}
-    pictures = {name: data_uri(fit_photo(open_image(site / name), 320)) for name in names}
+    pictures = {}
+    for name in {row["image"] for row in rows if row["suggested"]}:
+        if unsafe_name(name):  # a table from a stranger must not show other files
+            continue
+        with suppress(ImageError):  # a continued table may contain rows of deleted pictures
+            pictures[name] = data_uri(fit_photo(open_image(site / name), 320))
     values = {"title": escape(str(site)), "file": escape(file)}
     text = json.dumps(rows, sort_keys=True).encode()
     digest = hashlib.sha256(text).hexdigest()[:16]  # the browser stores reviews by this id
-    data = embedded({"id": digest, "rows": rows, "pictures": pictures})
+    data = embedded({"id": known or digest, "rows": rows, "pictures": pictures})
     body = asset(WEB / "review.html").rstrip().format(data=data, **values)
     files = [*VIEWER, *(WEB / name for name in ("page.css", "review.css", "cells.js", "review.js"))]
     return with_policy(document(f"Review: {site}", body, files))

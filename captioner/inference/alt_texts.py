@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 from captioner.data.cells import SafeWriter
 from captioner.data.reading import photo_bar
 from captioner.data.site_images import COLUMNS, SiteImage, SiteImages, find_site_images
-from captioner.data.site_texts import WrittenTexts, read_reviewed, write_texts
-from captioner.drawing.pages import review_page
+from captioner.data.site_reviews import continue_review
+from captioner.data.site_texts import OUTDATED, WrittenTexts, read_reviewed, write_texts
+from captioner.drawing.pages import review_id, review_page
 from captioner.errors import ConfigError, DataError, NotAnImageError
 from captioner.files import atomic_open, atomic_write
 from captioner.hints import hinted
@@ -33,8 +34,11 @@ if TYPE_CHECKING:  # importing it takes longer than finding images
 class AltTexts(SiteImages):
     """The images of a site that lack an alternative text, with suggested texts."""
 
+    table: Path | None = None
+    """The review table that is continued, or None for a new review."""
+
     def suggest(self, model: Captioner, *, progress: bool = True, **options: Any) -> None:
-        """Suggest a text for every image.
+        """Suggest a text for every image that is not from a continued review table.
 
         Each image gets a suggestion with its confidence, or a note that explains why the image has
         no suggestion. If the image is the only content of a link or button, its text stays empty,
@@ -57,7 +61,7 @@ class AltTexts(SiteImages):
         results = model.stream(files, **options)
         found = dict(zip(files, photo_bar(results, total=len(files), shown=progress), strict=True))
         reported: set[Path] = set()
-        for one in self.images:
+        for one in self.new:
             file = self.site / one.image
             if one.note:
                 continue
@@ -78,11 +82,12 @@ class AltTexts(SiteImages):
         """Write the suggestions as a CSV table and as an HTML page for review.
 
         The page is written next to the table, with the suffix ``.html``. Both begin with the least
-        confident suggestions. Images without a suggestion come last.
+        confident suggestions. Images without a suggestion come last. In a continued table, the
+        existing rows keep their order and come before the new rows.
 
         Args:
             table: A CSV file outside the site.
-            force: Overwrite existing files.
+            force: Overwrite existing files. The continued table is always updated.
 
         Returns:
             The path of the review page.
@@ -94,15 +99,22 @@ class AltTexts(SiteImages):
         path = Path(table)
         review = review_of(path, self.site)
         for one in (path, review):
-            if one.exists() and not force:
-                raise ConfigError(f"{one} already exists; pass force=True to overwrite it")
-        rows = [one.row() for one in sorted(self.images, key=_order)]
+            if one.exists() and not (force or path == self.table):
+                raise ConfigError(
+                    f"{one} already exists; continue it with suggest_alt(..., resume={str(path)!r})"
+                    ", or pass force=True to replace it and delete the texts in it"
+                )
+        images = [*self.images[: self.kept], *sorted(self.new, key=_order)]
+        columns = dict.fromkeys([*COLUMNS, *(name for one in images for name in one.other)], "")
+        rows = [columns | one.row() for one in images]
         with atomic_open(path) as file:
             file.write("\ufeff")  # without this mark, spreadsheets would not read UTF-8
-            writer = SafeWriter(file, COLUMNS)
+            writer = SafeWriter(file, columns)
             for row in rows:
                 writer.write_row(row)
-        atomic_write(review, review_page(self.site, path.name, rows).encode(errors="replace"))
+        known = review_id(review) if path == self.table else ""
+        page = review_page(self.site, path.name, rows, known)
+        atomic_write(review, page.encode(errors="replace"))
         return review
 
 
@@ -113,6 +125,7 @@ def suggest_alt(
     model: Captioner | str | Path | None = None,
     url: str | None = None,
     empty: bool = False,
+    resume: str | Path | None = None,
     progress: bool = True,
     **options: Any,
 ) -> AltTexts:
@@ -126,6 +139,8 @@ def suggest_alt(
         url: URL at which the folder is published. Set it if the pages use this URL in the
             addresses of their images.
         empty: Also suggest texts for all other images with ``alt=""``.
+        resume: Review table to continue, if it exists. The texts in it are kept, and only the
+            images that it lacks get a suggestion.
         progress: Show a progress bar if standard error is a terminal.
         **options: Options of ``model.stream``, such as ``beam_size=1``.
 
@@ -133,11 +148,11 @@ def suggest_alt(
         The images with their suggested texts, and one line for each file that cannot be read.
 
     Raises:
-        ConfigError: ``site`` is not a folder, or an option is invalid.
-        DataError: The site has no images.
+        ConfigError: ``site`` is not the folder of a finished site, or an option is invalid.
+        DataError: The site has no images, or the table cannot be read.
         ModelError: The model cannot be loaded.
     """
-    found = find_alt(site, url=url, empty=empty)
+    found = find_alt(site, url=url, empty=empty, resume=resume)
     if found.files():
         from captioner.inference.captioner import load
 
@@ -147,16 +162,27 @@ def suggest_alt(
     return found
 
 
-def find_alt(site: str | Path, *, url: str | None = None, empty: bool = False) -> AltTexts:
+def find_alt(
+    site: str | Path,
+    *,
+    url: str | None = None,
+    empty: bool = False,
+    resume: str | Path | None = None,
+) -> AltTexts:
     """Find the images of a static site that lack an alternative text, without suggesting texts.
 
     Args:
         site: Folder of the finished site.
         url: URL at which the folder is published, if the pages use it in image addresses.
         empty: Also find all images with ``alt=""``.
+        resume: Review table to continue, if it exists.
     """
-    found = AltTexts(_folder(site))
+    found = AltTexts(site_folder(site))
     find_site_images(found, url, empty=empty)
+    if resume is not None:
+        found.table = Path(resume)
+        if found.table.exists():
+            continue_review(found, resume)
     return found
 
 
@@ -175,10 +201,10 @@ def apply_alt(site: str | Path, texts: str | Path | Iterable[SiteImage]) -> Writ
         The number of written texts, and one line for each text that was not written.
 
     Raises:
-        ConfigError: ``site`` is not a folder.
+        ConfigError: ``site`` is not the folder of a finished site.
         DataError: The table cannot be read, or no text is marked as reviewed.
     """
-    folder = _folder(site)
+    folder = site_folder(site)
     if isinstance(texts, str | Path):
         images, problems = read_reviewed(texts)
     else:
@@ -186,7 +212,7 @@ def apply_alt(site: str | Path, texts: str | Path | Iterable[SiteImage]) -> Writ
         for one in texts:
             if one.reviewed:
                 images.append(one)
-            elif one.changed:
+            elif one.changed and one.note != OUTDATED:
                 problem = "the text was changed, but is not marked as reviewed; set reviewed=True"
                 problems.append(f"{one.page}:{one.line}: {problem}")
     if not images:
@@ -216,7 +242,12 @@ def review_of(table: Path, site: Path) -> Path:
     return table.with_suffix(".html")
 
 
-def _folder(site: str | Path) -> Path:
+def site_folder(site: str | Path) -> Path:
+    """Return the folder of a finished site.
+
+    Raises:
+        ConfigError: The folder does not exist, or it contains the sources of a site.
+    """
     folder = Path(site)
     if not folder.is_dir():
         raise ConfigError(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from captioner.cli.main import NOT_DONE, OK, SOME_FAILED
+from captioner.drawing.pages import review_id
 
 INDEX = """<!doctype html>\r
 <a href="/about/"><img src="/img/a%201.png?v=2"></a>
@@ -93,6 +94,40 @@ def test_only_what_was_reviewed_is_written(alt) -> None:
     assert written["index.html"] == before["index.html"].replace(b"<img", b'<img alt="About us"', 1)
     assert alt("--apply", "alt.csv")[0] == OK  # again
     assert contents() == written
+
+
+def test_a_review_is_continued_after_the_site_was_built_again(alt) -> None:
+    alt()
+    table(texts={"index.html:2": "About us", "blog/post.htm:1": "A cat"})
+    reviewed, page = Path("alt.csv").read_bytes(), Path("alt.html").read_bytes()
+    index = Path("site/index.html")
+    index.write_text(f"{INDEX}\n<p>New:</p>\n<img src=/img/2.png>")
+    code, _, err = alt()
+    assert (code, "--resume" in err) == (NOT_DONE, True)
+    assert (Path("alt.csv").read_bytes(), Path("alt.html").read_bytes()) == (reviewed, page)
+
+    assert alt("--resume")[0] == SOME_FAILED  # pictures without a suggestion
+    *kept, new = table()
+    assert (new["image"], bool(new["alt"]), new["reviewed"]) == ("img/2.png", True, "")
+    texts = {row["page"]: row["alt"] for row in kept if row["reviewed"]}
+    assert texts == {"index.html": "About us", "blog/post.htm": "A cat"}
+    assert review_id(Path("alt.html")) in page.decode()  # the browser finds what it has stored
+    assert alt("--apply", "alt.csv")[0] == OK
+    assert index.read_text().count('alt="About us"') == 1
+    assert alt("--resume", "--apply", "alt.csv")[0] == NOT_DONE
+
+
+def test_pictures_outside_the_site_are_not_shown(alt, tiny) -> None:
+    """A table from a stranger may contain any name."""
+    Path("secret.png").write_bytes((tiny.photos / "1.png").read_bytes())
+    Path("alt.csv").write_text(
+        "page,image,alt,reviewed,tag,suggested\n"
+        "gone.html,../secret.png,A,yes,<img>,A\ngone.html,gone.png,A,yes,<img>,A\n"
+    )
+    assert alt("--resume")[0] == SOME_FAILED
+    text = Path("alt.html").read_text()
+    assert '"../secret.png":' not in text
+    assert "secret.png" in text
 
 
 def test_changed_pages_are_reported(alt) -> None:
@@ -267,6 +302,15 @@ def test_the_table_is_reviewed_in_a_browser(alt, visit) -> None:
     changed = [name for name, data in contents().items() if data != before[name]]
     assert sorted(changed) == ["index.html", "post.htm"]
     assert contents()["index.html"].count(b"Rex") == 2
+
+    Path("alt.csv").write_bytes(Path(download.value.path()).read_bytes())
+    alt("--resume")
+    tab = visit(Path("alt.html").resolve().as_uri())
+    last = tab.locator(".review li").last
+    expect(last.get_by_role("textbox")).to_have_value('=Two dogs, "Rex" & Zoë')
+    expect(last.get_by_role("checkbox")).to_be_checked()
+    expect(last).to_contain_text("reviewed with your text in place of")
+    expect(tab.get_by_role("status")).to_have_text("3 of 9 reviewed")
 
 
 @pytest.mark.slow

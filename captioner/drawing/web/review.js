@@ -1,13 +1,14 @@
 "use strict";
 /* A page to review alternative texts. Each card shows a group of rows of the table: a picture that is
-   used in the same way, possibly in several places of the site. A text that differs from the
-   suggestion always counts as reviewed, so that no key can take a correction back. The browser
-   stores the reviews, if it stores data for pages that are opened as files. */
+   used in the same way, possibly in several places of the site. A text that is changed on the page
+   always counts as reviewed, so that no key can take a correction back. The browser stores the
+   reviews, if it stores data for pages that are opened as files. Rows that an earlier table marks as
+   reviewed come last. */
 (() => {
   const { id, rows, pictures } = JSON.parse(document.getElementById("captioner-data").textContent);
   const groups = new Map();
   for (const row of rows) {
-    const key = [row.image || row.tag, row.link, row.before].join("\n");
+    const key = [row.image || row.tag, row.link, row.before, row.alt, row.reviewed, row.note].join("\n");
     groups.set(key, [...(groups.get(key) ?? []), row]);
   }
   const storage = `captioner alt ${id}`;
@@ -38,7 +39,8 @@
     const needsText = link.endsWith(" without text"); // as captioner.data.html_images writes it
     const sure = confidence && `${percent(Number(confidence))} likely to be right`;
     const aim = needsText && goal(link, suggested, sure);
-    let [start, ticked] = reviews[key] ?? [alt, false];
+    const suggestion = needsText ? "" : suggested;
+    let [start, ticked] = reviews[key] ?? [alt, group[0].reviewed === "yes"];
     const show = () => {
       const text = field.value.trim();
       const changed = text !== alt.trim();
@@ -47,7 +49,7 @@
       box.checked = reviewed;
       item.classList.toggle("reviewed", reviewed);
       field.setAttribute("aria-invalid", missing && (changed || ticked));
-      state.textContent = described({ text, changed, ticked, missing, suggestion: alt });
+      state.textContent = described({ text, changed, ticked, missing, suggestion });
       for (const row of group) Object.assign(row, { alt: text, reviewed: reviewed ? "yes" : "" });
     };
     const change = ({ target }) => {
@@ -92,7 +94,7 @@
     if (missing && (changed || ticked)) return "The link or button contains nothing else, so it needs a text.";
     if (!changed && !ticked) return "";
     if (!text) return 'as decorative, with alt=""';
-    if (!changed) return "as suggested";
+    if (text === suggestion.trim()) return "as suggested";
     return suggestion ? `with your text in place of “${suggestion}”` : "with your text";
   }
 
@@ -111,6 +113,8 @@
     count();
   });
   window.addEventListener("beforeunload", (event) => unsaved && event.preventDefault());
-  document.querySelector(".review").append(...[...groups].map(card));
+  const open = ([, [{ reviewed }]]) => reviewed !== "yes";
+  const cards = [...groups].sort((one, other) => open(other) - open(one));
+  document.querySelector(".review").append(...cards.map(card));
   count();
 })();
