@@ -29,6 +29,12 @@ from captioner.text.sentence import as_sentence
 if TYPE_CHECKING:  # importing it takes longer than finding images
     from captioner.inference.captioner import Captioner
 
+_SOURCES = (
+    *("hugo.toml", "hugo.yaml", "hugo.json", "config.toml", "_config.yml", "mkdocs.yml"),
+    "config/_default",
+)
+"""Files and folders at the top of the sources of a site (Hugo, Jekyll, MkDocs)."""
+
 
 @dataclass
 class AltTexts(SiteImages):
@@ -252,6 +258,12 @@ def site_folder(site: str | Path) -> Path:
     if not folder.is_dir():
         raise ConfigError(
             f"{folder} is not a folder; pass the folder with the HTML pages of the built site"
+        )
+    source = next((name for name in _SOURCES if (folder / name).exists()), None)
+    if source and not (folder / "index.html").exists():
+        raise ConfigError(
+            f"{folder} contains the sources of a site ({source}), not the finished site; build the "
+            "site, and pass the folder with the HTML pages, such as public/, _site/ or site/"
         )
     return folder
 

@@ -130,6 +130,13 @@ def test_pictures_outside_the_site_are_not_shown(alt, tiny) -> None:
     assert "secret.png" in text
 
 
+@pytest.mark.parametrize("name", ["hugo.toml", "_config.yml", "mkdocs.yml"])
+def test_the_sources_of_a_site_are_an_error(name, tmp_path, run) -> None:
+    (tmp_path / name).touch()
+    code, _, err = run("alt", str(tmp_path))
+    assert (code, name in err) == (NOT_DONE, True)
+
+
 def test_changed_pages_are_reported(alt) -> None:
     alt()
     table(texts={"index.html:3": "A dog", "blog/post.htm:1": "A cat"})
