@@ -31,6 +31,7 @@ from captioner.data.photo_metadata import (
     NotEditableError,
     find_in_photo,
     find_inside,
+    new_sidecar,
     require_exiftool,
     with_description,
     without_own_description,
@@ -186,7 +187,7 @@ class Store:
             text = self._with_other_text(", ".join([one_line, *keywords]), target)
             atomic_write(target, f"{text}\n")
         elif self.options.sidecar == "xmp":
-            packet = target.read_bytes() if target.exists() else None
+            packet = target.read_bytes() if target.exists() else new_sidecar(photo)
             atomic_write(target, set_description(packet, text, keywords, mark=mark))
         else:
             exiftool = self.options.exiftool

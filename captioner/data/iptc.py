@@ -5,8 +5,8 @@ Photoshop's image resources. Other resources and datasets keep their bytes and t
 includes repeated resources and datasets, signatures other than 8BIM, data longer than 32,767 bytes,
 and the padding after them.
 
-Sources: IPTC Information Interchange Model 4.2 (2:25, 2:120, 2:122 and 1:90); Adobe Photoshop File
-Formats, "Image Resources Section".
+Sources: IPTC Information Interchange Model 4.2 (2:5, 2:25, 2:120, 2:122 and 1:90); Adobe Photoshop
+File Formats, "Image Resources Section".
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from captioner.errors import DataError
 
 SIGNATURES = (b"8BIM", b"AgHg", b"DCSR", b"PHUT", b"MeSa")
 _IPTC, _DIGEST = 0x0404, 0x0425  # numbers of image resources
-_CHARSET, _KEYWORD, _CAPTION, _WRITER = (1, 90), (2, 25), (2, 120), (2, 122)  # dataset keys
+_CHARSET, _TITLE, _KEYWORD = (1, 90), (2, 5), (2, 25)  # dataset keys
+_CAPTION, _WRITER = (2, 120), (2, 122)
 _UTF8 = b"\x1b%G"
 _LIMITS = {_KEYWORD: 64, _CAPTION: 2000, _WRITER: 32}  # bytes that the standard allows
 
@@ -84,6 +85,11 @@ def texts(iptc: bytes, dataset: tuple[int, int] = _CAPTION) -> list[str]:
         if one.key == dataset
     )
     return [value for value in values if value]
+
+
+def titles(resources: Iterable[Resource]) -> list[str]:
+    """Return the IPTC titles in image resources."""
+    return [text for one in resources if _is_iptc(one) for text in texts(one.data, _TITLE)]
 
 
 def keywords(resources: Iterable[Resource]) -> list[str]:

@@ -64,6 +64,19 @@ def remove_from_sidecar(packet: bytes) -> bytes | None:
         return xmp.remove_own(packet)
 
 
+def sidecar_from(data: bytes) -> bytes | None:
+    """Return a sidecar with the title and keywords of a photo file, or None without any of them.
+
+    Programs that read only the sidecar then still show them.
+    """
+    kind = _known(data)
+    resources = jpeg_metadata.resources(data) if kind is _JPEG else ()
+    found = (iptc.titles(resources), iptc.keywords(resources))
+    # Texts in a character set other than UTF-8 are left out.
+    titles, words = ([t for t in texts if "\ufffd" not in t and t.isprintable()] for texts in found)
+    return xmp.new_packet(kind.packets(data), titles, words)
+
+
 # --- Photos ---------------------------------------------------------------------------------------
 
 

@@ -25,7 +25,9 @@ from captioner.data.metadata import (
     remove_embedded,
     remove_from_sidecar,
     set_description,
+    sidecar_from,
 )
+from captioner.data.xmp import new_packet
 from captioner.errors import ConfigError, DataError
 
 _XMP = re.compile(rb"<x:xmpmeta[\s>].*?</x:xmpmeta>", re.DOTALL)
@@ -62,6 +64,18 @@ def find_inside(photo: Path) -> Found:
         return find_in_sidecar(packet[0]) if packet else Found()
     except (DataError, OSError):
         return Found()
+
+
+def new_sidecar(photo: Path) -> bytes | None:
+    """Return a sidecar with the title and keywords of a photo, or None without any of them.
+
+    Unreadable files and damaged metadata count as a photo without them.
+    """
+    try:
+        data = b"" if photo.is_fifo() else photo.read_bytes()
+        return sidecar_from(data) if can_embed(data) else new_packet(_XMP.findall(data)[:1])
+    except (DataError, OSError):
+        return None
 
 
 def with_description(

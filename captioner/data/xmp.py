@@ -5,6 +5,7 @@ photo file or the content of a sidecar file (photo.xmp). captioner uses these pr
 
     dc:description             texts in several languages; the caption is the default text
     dc:subject                 a list of keywords without order
+    dc:title                   texts in several languages; only read for a new sidecar file
     photoshop:CaptionWriter    "captioner 0.2.0", if captioner wrote the caption itself
     captioner:Version          the version of captioner that wrote the caption
     captioner:Confidence       the confidence of the caption, 0 to 1
@@ -27,15 +28,14 @@ from itertools import chain
 from typing import NamedTuple
 
 from captioner.data.xmp_packet import (
+    Element,
     Property,
     edited_packet,
-    full_name,
     items_of,
     opened_packet,
     parse_packet,
     rdf_bag,
     rdf_list,
-    resources_of,
     texts_of,
     with_properties,
     without_empty_resources,
@@ -45,7 +45,9 @@ from captioner.version import __version__
 DC = "http://purl.org/dc/elements/1.1/"
 PHOTOSHOP = "http://ns.adobe.com/photoshop/1.0/"
 CAPTIONER = "urn:captioner:xmp:1.0/"
-_DESCRIPTION, _SUBJECT = (DC, "dc:description"), (DC, "dc:subject")
+_DESCRIPTION, _SUBJECT, _TITLE = (
+    (DC, f"dc:{name}") for name in ("description", "subject", "title")
+)
 _WRITER = (PHOTOSHOP, "photoshop:CaptionWriter")
 _VERSION, _CONFIDENCE, _DIGEST, _ADDED = (
     (CAPTIONER, f"captioner:{name}") for name in ("Version", "Confidence", "Digest", "Keywords")
@@ -87,15 +89,41 @@ def find_description(packet: bytes) -> Found:
     """
     body = opened_packet(packet).body
     elements = parse_packet(body) if body else []
-    found = items_of(elements, _DESCRIPTION)
-    default = [item.text for item in found if item.language == "x-default"]
-    attributes = (one.attributes.get(full_name(_DESCRIPTION), "") for one in resources_of(elements))
-    text = next(
-        filter(None, map(str.strip, chain(default, (i.text for i in found), attributes))), ""
-    )
+    text = _default_text(elements, _DESCRIPTION)
     digests = tuple(texts_of(elements, _DIGEST))
     own = bool(text) and text_digest(text) in digests
     return Found(text, own, tuple(texts_of(elements, _ADDED)), digests)
+
+
+def _default_text(elements: Sequence[Element], prop: Property) -> str:
+    """Return the text of a property for the language ``x-default``, or else its first text."""
+    default = (i.text.strip() for i in items_of(elements, prop) if i.language == "x-default")
+    return next(filter(None, chain(default, texts_of(elements, prop))), "")
+
+
+def new_packet(
+    packets: Sequence[bytes], titles: Iterable[str] = (), words: Iterable[str] = ()
+) -> bytes | None:
+    """Return a new packet with the title and the keywords of a photo, or None without any of them.
+
+    Keywords that captioner added to the photo are left out.
+
+    Args:
+        packets: The packets of the photo.
+        titles: Titles that the photo has outside its packets, such as in IPTC data.
+        words: Keywords that the photo has outside its packets.
+    """
+    bodies = [opened.body for packet in packets if (opened := opened_packet(packet)).body]
+    photo = [element for body in bodies for element in parse_packet(body)]
+    found, own = texts_of(photo, _SUBJECT), texts_of(photo, _ADDED)
+    subjects = new_keywords(own, [*found, *new_keywords(found, words)])
+    title = next(filter(None, [_default_text(photo, _TITLE), *titles]), "")
+    item = f'<rdf:li xml:lang="x-default">{escape(title, quote=False)}</rdf:li>'.encode()
+    new = {
+        _TITLE: rdf_list("Alt", [item]) if title else b"",
+        _SUBJECT: rdf_bag(subjects) if subjects else b"",
+    }
+    return edited_packet(None, lambda body: with_properties(body, new))
 
 
 def set_description(

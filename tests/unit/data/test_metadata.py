@@ -31,6 +31,7 @@ from captioner.data.metadata import (
     remove_embedded,
     remove_from_sidecar,
     set_description,
+    sidecar_from,
 )
 from captioner.errors import DataError
 
@@ -214,6 +215,20 @@ def test_texts_of_people_in_iptc_stay() -> None:
     cleaned = remove_embedded(corrected)
     assert find_embedded(cleaned) == (TEXT.upper(), False, (), ())
     assert b"captioner" not in cleaned
+
+
+def test_a_new_sidecar_begins_with_the_title_and_keywords_of_people() -> None:
+    title = "<d:title xmlns:d='http://purl.org/dc/elements/1.1/'>A &amp; B</d:title>"
+    latin = (2, 25, "Zoë".encode("latin-1"))
+    with_iptc = with_segment(iptc((2, 5, b"A & B"), (2, 25, "été".encode()), latin))
+    with_xmp = tagged_photos.png_text(b"iTXt", b"XML:com.adobe.xmp", sidecar(title))
+    for data in (with_iptc, with_xmp):
+        new = sidecar_from(embed_description(data, TEXT, ["cat"], mark=Mark()))
+        assert new is not None
+        assert remove_from_sidecar(set_description(new, TEXT, ["cat"], mark=Mark())) == new
+        for text, count in {"A &amp; B": 1, "<rdf:li>": 1, ">été<": 1, TEXT: 0}.items():
+            assert new.count(text.encode()) == count
+    assert sidecar_from(plain("PNG")) is None
 
 
 def test_setting_a_description_twice_gives_the_same_packet() -> None:

@@ -203,6 +203,14 @@ def test_a_sidecar_may_hide_a_caption_by_captioner(photo: Path) -> None:
     assert captioner.write_caption(photo, dog(), sidecar="xmp") == photo.with_suffix(".xmp")
 
 
+def test_a_sidecar_does_not_hide_keywords_by_a_person(photo: Path) -> None:
+    photo.write_bytes(embed_description(photo.read_bytes(), "", ["pet"]))
+    xmp = captioner.write_caption(photo, dog(), sidecar="xmp")
+    assert b"pet" in xmp.read_bytes()
+    captioner.remove_caption(photo)
+    assert b"pet" in xmp.read_bytes()
+
+
 def test_the_other_name_of_a_sidecar_counts(photo: Path) -> None:
     captioner.write_caption(photo, dog(), sidecar="xmp")
     with pytest.raises(ConfigError, match=r"by captioner; .*existing=\"replace-own\""):
