@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,10 @@ def caption_on_ray(
 
         with (
             cluster(workers),
-            photo_bar(total=None if None in sizes else sum(filter(None, sizes))) as bar,
+            photo_bar(
+                total=None if None in sizes else sum(filter(None, sizes)),
+                shown=sys.stderr.isatty(),  # otherwise, Log reports the progress
+            ) as bar,
             hint(finished, "with --resume", DataError),  # DataError: the cluster is lost
             Log(len(parts), len(earlier), warn) as log,
         ):

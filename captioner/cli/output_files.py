@@ -9,10 +9,13 @@ from captioner.errors import ConfigError
 
 
 def refuse_overwrite(path: Path, force: bool) -> None:
-    """Raise an error if an output file exists and ``--force`` is not set."""
+    """Raise an error if an output file exists and ``--force`` is not set.
+
+    Pipes and devices such as ``/dev/stdout`` may exist, because writing does not replace them.
+    """
     if path.is_dir():
         raise ConfigError(f"{path} is a folder; use a file name")
-    if path.exists() and not force:
+    if path.is_file() and not force:
         raise ConfigError(f"{path} exists; add --force to overwrite it, or use a different name")
 
 

@@ -68,14 +68,30 @@ def read_batches(
 
 
 def photo_bar(photos: Iterable[Any] | None = None, *, shown: bool = True, **options: Any) -> Any:
-    """Return a progress bar that counts photos. It is shown if standard error is a terminal.
+    """Return a progress bar that counts photos.
+
+    If standard error is not a terminal, such as in a log file, the progress is a line per minute.
 
     Args:
         photos: Photos to iterate over. If this is None, the caller has to call ``update``.
-        shown: Show the bar. If False, it is hidden on a terminal too.
+        shown: Show the progress.
         **options: Options of tqdm.
     """
     from tqdm import tqdm  # imported here, because most callers show no progress
 
-    hidden = None if shown and sys.stderr is not None else True  # None: show it only on a terminal
-    return tqdm(photos, **{"unit": "photo", "disable": hidden, "dynamic_ncols": True} | options)
+    class Lines(tqdm):  # type: ignore[type-arg]
+        """Progress in lines, because a log cannot show a bar that is drawn again and again."""
+
+        def display(self, msg: str | None = None, pos: int | None = None) -> None:  # noqa: ARG002
+            """Write a line, unless the work has ended, which disables the bar."""
+            if not self.disable:
+                sys.stderr.write(f"{self}\n")
+
+    how: dict[str, Any] = {"unit": "photo", "disable": not shown or sys.stderr is None} | options
+    if how["disable"] or sys.stderr.isatty():
+        return tqdm(photos, **{"dynamic_ncols": True} | how)
+    lines: dict[str, Any] = {
+        "bar_format": "{desc}{n_fmt} of {total_fmt} {unit}s, {rate_fmt}, {remaining} left",
+        "delay": 60, "mininterval": 60, "maxinterval": 60, "miniters": 1, "leave": False,
+    }  # fmt: skip
+    return Lines(photos, **lines | how)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from captioner.data.reading import read_ahead, read_batches
+from captioner.data.reading import photo_bar, read_ahead, read_batches
 from captioner.errors import ImageError
 
 
@@ -79,3 +79,13 @@ def test_batches_hold_items_with_their_results_or_image_errors() -> None:
     assert third == [(4, "4")]
     with pytest.raises(ZeroDivisionError):
         next(read_batches(lambda number: 1 // number, [0], 2))
+
+
+def test_progress_is_a_line_per_minute_if_there_is_no_terminal(monkeypatch, capsys) -> None:
+    now = [0.0]
+    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
+    for _ in photo_bar(range(5), total=5):
+        now[0] += 40  # after 80 and 160 seconds, a minute has passed since the last line
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in lines] == ["2 of 5 photos", "4 of 5 photos"]
+    assert lines[0].endswith("02:00 left")
