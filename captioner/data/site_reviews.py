@@ -10,7 +10,11 @@ from captioner.data.site_images import SiteImage, SiteImages
 from captioner.data.site_texts import OUTDATED, read_rows
 from captioner.errors import DataError
 
-_SIMILAR: tuple[Callable[[SiteImage], tuple[str, str, str]], ...] = (
+_Place = tuple[str, str, str, str]
+"""The page and the identity of an image (see ``HtmlImage.identity``)."""
+_Features = tuple[str, str, str]
+"""The page, the picture and the target of the link of an image."""
+_SIMILAR: tuple[Callable[[SiteImage], _Features], ...] = (
     lambda one: (one.page, one.tag, goal_of(one.link)),
     lambda one: (one.page, one.image or one.tag, goal_of(one.link)),
 )
@@ -94,7 +98,7 @@ def _keep(row: SiteImage, image: HtmlImage) -> None:
 
 
 def _find_written(
-    found: SiteImages, lost: Iterable[SiteImage], used: set[tuple[str, str, str, str]]
+    found: SiteImages, lost: Iterable[SiteImage], used: set[_Place]
 ) -> list[SiteImage]:
     """Find images that contain the text of their row but have a different number now.
 
@@ -124,8 +128,8 @@ def _find_written(
 def _find_similar(
     found: SiteImages,
     lost: list[SiteImage],
-    listed: dict[tuple[str, str, str, str], SiteImage],
-    key: Callable[[SiteImage], tuple[str, str, str]],
+    listed: dict[_Place, SiteImage],
+    key: Callable[[SiteImage], _Features],
 ) -> list[SiteImage]:
     """Find images without a text that have the same ``key`` as a row, in the order of the page.
 
@@ -140,14 +144,16 @@ def _find_similar(
     Returns:
         The rows that are still without an image.
     """
-    texts: dict[tuple[str, str, str], set[tuple[str, bool]]] = {}
+    texts: dict[_Features, set[tuple[str, bool]]] = {}
+    places: dict[_Features, list[_Place]] = {}
     for row in lost:
         texts.setdefault(key(row), set()).add((row.text, row.reviewed))
+    for place, one in listed.items():
+        places.setdefault(key(one), []).append(place)
     rest = []
     for row in lost:
-        place = next((place for place, one in listed.items() if key(one) == key(row)), None)
-        if place is None:
-            rest.append(row)
+        if free := places.get(key(row)):
+            _update(found, row, listed.pop(free.pop(0)), sure=len(texts[key(row)]) == 1)
         else:
-            _update(found, row, listed.pop(place), sure=len(texts[key(row)]) == 1)
+            rest.append(row)
     return rest
