@@ -265,9 +265,10 @@ class DecoderConfig(Checked):
     projection_dim: Annotated[int, Interval(ge=0, le=16_384)] = 0
     """Project the features linearly to this size before attention. For dot and scaled_dot
     attention, the size must equal hidden_dim. 0: no projection."""
-    order: Literal["bahdanau", "luong"] = "bahdanau"
-    """Choose the order of a step. bahdanau: attend with the previous hidden state, then run the
-    LSTM. luong: run the LSTM, then attend with the new hidden state."""
+    order: str = "bahdanau"
+    """Choose the decoder by the order of its step. bahdanau: attend with the previous hidden state,
+    then run the LSTM. luong: run the LSTM, then attend with the new hidden state. You can add a
+    decoder of your own (docs/gru.md)."""
     input_feeding: bool = True
     """Feed the attentional vector of the previous word, which combines the hidden state and the
     context, into the LSTM (order luong only)."""

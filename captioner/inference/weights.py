@@ -17,7 +17,7 @@ from captioner.inference.names import CONFIG
 from captioner.inference.reading import READING, ReadingWords
 from captioner.messages import counted
 from captioner.model.backbones import ENCODERS
-from captioner.model.build import SCORERS
+from captioner.model.build import DECODERS, SCORERS
 from captioner.model.caption_model import CaptionModel
 from captioner.model.encoder import Encoder
 from captioner.model.preprocessing import Preprocessing
@@ -88,8 +88,8 @@ def read_network(
             part that recognizes words.
 
     Raises:
-        ModelError: The file does not fit the config, or is damaged. Or the model's encoder, or the
-            scorer that computes its attention scores, is not available.
+        ModelError: The file does not fit the config, or is damaged. Or the model's encoder or
+            decoder, or the scorer that computes its attention scores, is not available.
     """
     preprocessing = Preprocessing.from_dict(config["preprocessing"])
     registries: dict[str, Registry[Any]] = {"encoder": ENCODERS, "scorer": SCORERS}
@@ -100,6 +100,11 @@ def read_network(
             raise ModelError(f"{path.parent} needs {what_is_missing(record)}") from None
         except ConfigError as error:
             raise ModelError(f"cannot load {path.parent}: {error}") from error
+    if decoder.order not in DECODERS:
+        raise ModelError(
+            f"{path.parent} needs the decoder {decoder.order!r}, but DECODERS in "
+            "captioner/model/build.py does not contain it; use the code that trained the model"
+        )
     name, geometry = config["encoder"]["name"], Geometry.from_dict(config["encoder"]["geometry"])
     tensors = _read(path)
     words, hidden = 0, 0
@@ -163,5 +168,5 @@ def _read(path: Path) -> dict[str, Tensor]:
 def _mismatch(path: Path, what: str) -> ModelError:
     return ModelError(
         f"{path} does not match its {CONFIG} ({what}); copy both files from the same model, or "
-        "undo your changes to the decoder's code"
+        "use the code that trained the model"
     )

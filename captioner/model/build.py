@@ -12,6 +12,7 @@ These settings select the classes:
                         hard: the context is one region, which is sampled in training
     decoder.order       bahdanau: attend, then run the LSTM
                         luong: run the LSTM, then attend
+                        the name of your own decoder in DECODERS
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 
 from captioner.errors import ConfigError
 from captioner.hints import hinted
-from captioner.messages import first_line
+from captioner.messages import either, first_line
 from captioner.model.attention import Attention, Scorer, Sizes, SoftAttention
 from captioner.model.attention_variants import (
     BUILT_IN,
@@ -135,12 +136,17 @@ def _checked(scorer_class: type[Scorer], sizes: Sizes) -> Scorer:
 
 
 def check_attention(config: DecoderConfig) -> None:
-    """Check that the attention settings are known and compatible.
+    """Check that the settings of attention and step order are known and compatible.
 
     Raises:
         ConfigError: A setting is unknown, or two settings are not compatible.
     """
     name = config.attention
+    if config.order not in DECODERS:
+        raise ConfigError(
+            f"decoder.order {config.order!r} is unknown; use {either(DECODERS)}, or add your own "
+            "(see docs/gru.md)"
+        )
     if name not in WITHOUT_SCORER and name not in SCORERS:
         allowed = ", ".join([*SCORERS, *WITHOUT_SCORER])
         raise ConfigError(

@@ -227,6 +227,11 @@ def test_tensors_that_do_not_fit(folder: Path, edit: Callable[[Any], object], ex
     assert_refused(folder, expected)
 
 
+def test_an_unknown_decoder_is_named(folder: Path):
+    change(folder, lambda config: config["decoder"].update(order="gru"))
+    assert_refused(folder, "needs the decoder 'gru'")
+
+
 def test_a_decoder_larger_than_its_weights_takes_no_memory(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):

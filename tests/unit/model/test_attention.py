@@ -189,6 +189,7 @@ def test_hard_attention_samples_regions_from_alpha_in_training(mask: Tensor | No
             {"attention": "aditive"},
             "'aditive' is unknown; use one of additive, concat, .*fixed_at_start, or",
         ),
+        ({"order": "gru"}, "'gru' is unknown; use bahdanau or luong"),
         ({"attention": "dot"}, f"features \\({D}\\) and hidden state \\({N}\\) of the same size"),
         ({"attention": "multi_head", "heads": 4}, f"{A} is not divisible by decoder.heads 4"),
         ({"attention": "concat", "query": "mean"}, "'mean' does not support .*'concat'"),

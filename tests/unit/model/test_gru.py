@@ -28,7 +28,7 @@ def decoder(monkeypatch: pytest.MonkeyPatch) -> Decoder:
     exec(compile(new_file, "docs/gru.md", "exec"), names)
     exec(compile(entry, "docs/gru.md", "exec"), names)
     monkeypatch.setattr(build, "DECODERS", names["DECODERS"])
-    config = DecoderConfig(embed_dim=5, hidden_dim=N, attention_dim=7, dropout=0.0)
+    config = DecoderConfig(embed_dim=5, hidden_dim=N, attention_dim=7, dropout=0.0, order="gru")
     return build.build_decoder(config, D, V, L)
 
 
