@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from captioner.cli.arguments import command
+from captioner.cli.console import warn
 from captioner.cli.main import OK
 from captioner.cli.output_files import require_parent
 from captioner.data.folders import find_images
 from captioner.errors import ConfigError
+from captioner.messages import counted
 from captioner.schema import Shown
+
+FEW_PHOTOS = 100
+"""If fewer calibration photos are passed, a warning is printed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +113,12 @@ def _export(
     """Export the model, print how the graphs compare with PyTorch, and return file sizes in MB."""
     from captioner.inference.export import export as write
 
+    if photos and len(photos) < FEW_PHOTOS:
+        warn(
+            f"--calibration has only {counted(len(photos), 'photo')}; use a few hundred, so that "
+            "more 8-bit captions are the same as in float32"
+        )
+    warn(f"exporting {model}; this can take a few minutes")
     written = write(model, output, photos, weights=weights)
     print(f"float32: log-probabilities differ from torch's by at most {written.difference:.1g}")
     if written.equal is not None:
