@@ -26,6 +26,7 @@ from typing import Annotated, Any
 from annotated_types import Interval, MaxLen
 from fastapi import Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
+from pydantic_core import PydanticCustomError
 from starlette.datastructures import QueryParams
 from starlette.requests import ClientDisconnect
 from werkzeug.exceptions import RequestEntityTooLarge
@@ -90,12 +91,21 @@ def _parameter(field: OptionField, bounds: Interval, *, searches: bool) -> tuple
     text = field.help.replace(" 0: never scale.", "")  # requests cannot set 0
     text += " Defaults to the model's setting." if searches else ""
     kind: Any = Annotated[field.kind, MaxLen(MAX_TEXT) if field.kind is str else bounds]
+    if field.kind in (int, float):
+        kind = Annotated[kind, BeforeValidator(_no_boolean)]
     if field.is_list:
         text += f" At most {MAX_WORDS}, separated by commas or as repeated parameters."
         split = BeforeValidator(partial(_split, r"[,\s]" if searches else ","))
         kind = Annotated[list[kind], MaxLen(MAX_WORDS), split]
     default = None if searches or field.is_list else field.default
     return kind | None if default is None else kind, Field(default, description=text)
+
+
+def _no_boolean(given: Any) -> Any:
+    """Reject booleans in place of numbers, as `captioner.schema` does. Pydantic accepts them."""
+    if isinstance(given, bool):
+        raise PydanticCustomError("number", "Input should be a number, not true or false")
+    return given
 
 
 def _split(separator: str, given: Any) -> Any:

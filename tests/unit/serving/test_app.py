@@ -73,11 +73,12 @@ async def test_invalid_parameters(serve, model):
     for given, query, message in (
         (2, {"beam_size": 3}, "beam_size is set in the query and in the body; set it once"),
         ([2], {}, "beam_size is [2]; input should be a valid integer"),
+        (True, {}, "beam_size is True; input should be a number, not true or false"),
     ):
         body, headers = as_json({"image": text(png()), "beam_size": given})
         response = await server.post(body, headers=headers, **query).response()
         assert response.error == message
-    assert await server.metric('captioner_refused_total{reason="options"}') == len(INVALID) + 2
+    assert await server.metric('captioner_refused_total{reason="options"}') == len(INVALID) + 3
     assert model.batches == []
 
 
