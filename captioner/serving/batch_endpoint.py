@@ -88,16 +88,13 @@ class BulkResponse(Response):
                 raise
 
     async def _send_document(self, scope: Scope, receive: Receive, send: Send) -> None:
-        most, found, size = self._service.options.max_batch, [], 0
+        found, size = [], 0
         async with aclosing(self._results()) as results:
             async for line in results:
                 found.append(line)
                 size += len(line)
-                if len(found) > most or size > MAX_RESULTS:
-                    limit = f"{most} photos" if len(found) > most else f"{MAX_RESULTS:,} bytes"
-                    message = f"a JSON response can have at most {limit}"
-                    hint = f"send Accept: {NDJSON} to get one line per photo, without a limit"
-                    raise RequestError(413, "batch", f"{message}; {hint}")
+                if size > MAX_RESULTS:
+                    raise _too_many(f"{MAX_RESULTS:,} bytes")
         self._started = True
         body = b'{"results":[' + b",".join(found) + b"]}"
         await Response(body, media_type="application/json")(scope, receive, send)
@@ -153,6 +150,8 @@ class BulkResponse(Response):
             body = read_body(self._request, service.options, fields, several=True)
             async with aclosing(body):
                 while upload := await service.received(anext(body, None), "the next photo"):
+                    if not self._lines and upload.number > service.options.max_batch:
+                        raise _too_many(f"{service.options.max_batch} photos")
                     if number == 0:
                         self._options = with_fields(self._query, fields)
                         self._wanted = service.wanted(self._options)
@@ -195,6 +194,12 @@ class BulkResponse(Response):
     def _failed(self, head: dict[str, Any], error: Exception) -> bytes:
         found = request_error(error, self._request.scope)
         return json_line({**head, "status": found.status, **error_body("/v1/batch", found)})
+
+
+def _too_many(limit: str) -> RequestError:
+    message = f"a JSON response can have at most {limit}"
+    hint = f"send Accept: {NDJSON} to get one line per photo, without a limit"
+    return RequestError(413, "batch", f"{message}; {hint}")
 
 
 _Waiting = asyncio.Queue[asyncio.Task[bytes] | Exception | None]

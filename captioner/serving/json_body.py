@@ -45,6 +45,8 @@ class Upload:
 
     def __repr__(self) -> str:
         """Describe the photo in error messages if it was sent in place of an option."""
+    number: int = 1
+    """Number of photos in the body, as far as the server knows it when it reads this photo."""
         return f"text of more than {LONG:,} bytes"
 
 

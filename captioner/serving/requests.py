@@ -369,8 +369,9 @@ async def _read_json(request: Request, limits: Limits, options: Options, several
             raise _long_text(name)
     photos = photos[::-1] if isinstance(photos, list) else [photos]
     options |= {name: [value] for name, value in data.items()}
+    number = len(photos)
     while photos:  # each is freed when it has been decoded
-        yield from_base64(photos.pop(), limits.max_bytes)
+        yield replace(from_base64(photos.pop(), limits.max_bytes), number=number)
 
 
 # --- forms ---------------------------------------------------------------------------------------
@@ -405,7 +406,7 @@ async def _read_form(request: Request, limits: Limits, options: Options, several
         if is_photo:
             content.seek(0)
             error = error or (None if size else empty("the file"))
-            yield Upload(content, getattr(part, "filename", ""), error)
+            yield Upload(content, getattr(part, "filename", ""), error, number=photos)
             continue
         text = content.getvalue().decode("utf-8", "replace")
         if name in NAMES:

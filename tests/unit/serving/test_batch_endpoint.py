@@ -65,7 +65,7 @@ async def test_results_are_in_order_each_with_its_status(serve, accept, name):
     assert server.service.in_flight == 0
 
 
-async def test_limit_of_json_responses(serve, monkeypatch):
+async def test_limit_of_json_responses(serve, model, monkeypatch):
     server = await serve(max_batch=3)
     given = images(*photos(4))
     response = await open_batch(server, given).response()
@@ -73,6 +73,10 @@ async def test_limit_of_json_responses(serve, monkeypatch):
     assert "at most 3 photos" in response.error
     assert "Accept: application/x-ndjson" in response.error
     assert len(lines((await open_batch(server, given, **LINES).response()).body)) == 4
+    captioned = len(model.batches)
+    in_json = as_json({"images": [text(photo) for photo in photos(4)]})
+    response = await open_batch(server, in_json).response()
+    assert (response.status, len(model.batches)) == (413, captioned)
     monkeypatch.setattr(batch_endpoint, "MAX_RESULTS", 200)
     response = await open_batch(server, images(*photos(3))).response()
     assert response.status == 413
