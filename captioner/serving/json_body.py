@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 import secrets
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ LONG = 4 * MAX_TEXT  # bytes of text; longer strings are decoded as photos
 MAX_REST = 1 << 20  # bytes of JSON without its long strings
 MAX_VALUES = 10_000  # commas and opening brackets of JSON outside its long strings
 MAX_QUOTES = 5 * MAX_VALUES  # quotation marks, including escaped ones
+# URLs, and paths of files. No photo in base64 begins with / except JPEG, which begins with /9j/.
+_LOCATION = re.compile(r"(?!data:)([a-z]+://|[.~]{0,2}/(?!9j/)|.*\.\w{2,5}$)", re.IGNORECASE)
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 _ESCAPES = {  # how JSON may write the characters of base64 that are not letters or digits
     rb"\/": b"/", rb"\n": b"", rb"\r": b"", rb"\t": b"",
@@ -42,11 +45,11 @@ class Upload:
     """Error for the client if the photo could not be read."""
     alone: bool = False
     """True if the body contains nothing but the photo."""
+    number: int = 1
+    """Number of photos in the body, as far as the server knows it when it reads this photo."""
 
     def __repr__(self) -> str:
         """Describe the photo in error messages if it was sent in place of an option."""
-    number: int = 1
-    """Number of photos in the body, as far as the server knows it when it reads this photo."""
         return f"text of more than {LONG:,} bytes"
 
 
@@ -58,9 +61,19 @@ def from_base64(given: Any, most: int) -> Upload:
     """
     if isinstance(given, Upload):
         return given
-    reader = _Base64(most, wrong=not isinstance(given, str))
-    reader.receive(str(given).encode("utf-8", "replace"))
+    if not isinstance(given, str):
+        return _not_base64("a photo in the JSON is not a string")
+    if _LOCATION.match(given):
+        problem = f"the photo is the URL or path {shortened(given)}"
+        return _not_base64(f"{problem}, but the server does not fetch or open files")
+    reader = _Base64(most)
+    reader.receive(given.encode("utf-8", "replace"))
     return reader.upload()
+
+
+def _not_base64(problem: str) -> Upload:
+    hint = "send the content of the file in base64 (base64 -w0 photo.jpg), or as a data: URL"
+    return Upload(io.BytesIO(), error=RequestError(422, "base64", f"{problem}; {hint}"))
 
 
 class JsonBody:
@@ -155,9 +168,9 @@ def _too_many_values() -> RequestError:
 class _Base64:
     """A decoder for a JSON string that arrives in parts and contains base64 or a data: URL."""
 
-    def __init__(self, most: int, *, wrong: bool = False) -> None:
+    def __init__(self, most: int) -> None:
         """Start an empty photo. A photo of more than ``most`` bytes is discarded."""
-        self._most, self._wrong = most, wrong
+        self._most, self._wrong = most, False
         self._data, self._size = io.BytesIO(), 0
         self._head = b""  # first characters of the text, for the error message
         self._escape = b""  # an escape sequence that the next part may continue
@@ -185,13 +198,9 @@ class _Base64:
         error = None
         if self._wrong:
             shown = shortened(self._head.decode("utf-8", "replace"))
-            hint = "send the file in base64 (base64 -w0 photo.jpg)"
-            message = (
-                f"the photo is not valid base64 (it starts with {shown}); {hint}, or as a data: URL"
-            )
-            error = RequestError(422, "base64", message)
-        elif self._size > self._most:
-            error = too_many_bytes("the photo", f"about {self._size:,}", self._most)
+            return _not_base64(f"the photo is not valid base64 (it starts with {shown})")
+        if self._size > self._most:
+            error = too_many_bytes("the photo", self._most)
         elif not self._size:
             error = empty("the photo")
         self._data.seek(0)
@@ -221,12 +230,12 @@ class _Base64:
             self._data.write(data)
 
 
-def too_many_bytes(what: str, given: str, most: float) -> RequestError:
-    """Return the error for a photo or body with too many bytes. ``given`` is the number as text."""
-    hint = "send a smaller file, or send many photos to /v1/batch as a form"
-    return RequestError(
-        413, "bytes", f"{what} has {given} bytes, but the limit is {most:,}; {hint}"
-    )
+def too_many_bytes(what: str, most: float) -> RequestError:
+    """Return the error for a photo or body with more than ``most`` bytes."""
+    hint = "send a smaller file"
+    if what != "the photo":  # the body may have several photos
+        hint += ", or send many photos to /v1/batch as a form"
+    return RequestError(413, "bytes", f"{what} has more than {most:,} bytes; {hint}")
 
 
 def empty(what: str) -> RequestError:

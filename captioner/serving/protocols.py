@@ -144,11 +144,6 @@ def _check_photos(photos: list[Any], most: int) -> None:
     if not 0 < len(photos) <= most:
         problem = f"{len(photos)} photos; send 1 to {most} photos, in base64 or as data: URLs"
         raise RequestError(413 if photos else 400, "fields", f"the request has {problem}")
-    for photo in photos:
-        if isinstance(photo, str) and photo[:6].lower().startswith(("http:", "https:")):
-            message = f"the photo is the URL {shortened(photo)}, but the server does not fetch URLs"
-            hint = "send the photo in base64 or as a data: URL"
-            raise RequestError(400, "url", f"{message}; {hint}")
 
 
 # --- responses -----------------------------------------------------------------------------------

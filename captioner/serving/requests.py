@@ -266,7 +266,7 @@ def check_headers(
     length = request.headers.get("content-length", "")
     size = int(length) if length.isdecimal() else most
     if size > most:
-        raise too_many_bytes("the body", f"{size:,}", most)
+        raise too_many_bytes("the body", most)
     # A form has one photo in memory at a time.
     photos = (size - _OVERHEAD) * 3 / 4 / limits.max_bytes if kind == JSON else 1
     return max(1, math.ceil(photos))
@@ -313,7 +313,7 @@ async def _chunks(request: Request, most: float, what: str) -> AsyncGenerator[by
         async for chunk in request.stream():
             size += len(chunk)
             if size > most:
-                raise too_many_bytes(what, f"more than {most:,}", most)
+                raise too_many_bytes(what, most)
             yield chunk
     except ClientDisconnect:
         raise client_closed() from None
@@ -389,7 +389,7 @@ async def _read_form(request: Request, limits: Limits, options: Options, several
             is_photo = isinstance(part, File) or kind.startswith(("image/", "application/oct"))
             found[name] = None
             if is_photo and name not in NAMES:
-                raise _no_photo(found)
+                raise _no_photo(found, several)
             photos, fields = photos + is_photo, fields + (not is_photo)
             if fields > MAX_OPTIONS:
                 raise RequestError(422, "fields", f"the form has more than {MAX_OPTIONS} options")
@@ -398,7 +398,7 @@ async def _read_form(request: Request, limits: Limits, options: Options, several
             content.write(event.data)
         size, most = content.tell(), limits.max_bytes
         if is_photo and size > most:
-            content, error = io.BytesIO(), too_many_bytes("the photo", f"more than {most:,}", most)
+            content, error = io.BytesIO(), too_many_bytes("the photo", most)
         elif not is_photo and size > LONG:
             raise _long_text(name, "; if it is a photo, send it with a file name")
         if event.more_data:
@@ -419,7 +419,7 @@ async def _read_form(request: Request, limits: Limits, options: Options, several
             raise RequestError(422, "options", f"{message}; {hint}")
         options.setdefault(name, []).append(text)
     if not photos:
-        raise _no_photo(found)
+        raise _no_photo(found, several)
 
 
 def _long_text(name: str, hint: str = "; send a shorter text") -> RequestError:
@@ -427,9 +427,9 @@ def _long_text(name: str, hint: str = "; send a shorter text") -> RequestError:
     return RequestError(422, "fields", message)
 
 
-def _no_photo(found: dict[str, None]) -> RequestError:
+def _no_photo(found: dict[str, None], several: bool) -> RequestError:
     names = shortened(", ".join(found)) or "no fields"
-    message = f"the form needs a file field named {NAMES[0]}, but it has {names}"
+    message = f"the form needs a file field named {NAMES[several]}, but it has {names}"
     return RequestError(422, "fields", message)
 
 
