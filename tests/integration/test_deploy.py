@@ -91,9 +91,9 @@ def test_server_behind_a_proxy_with_a_prefix(serve, proxy, tiny, tmp_path):
             ):
                 response = client.post(f"/captioner/{path}", json=body)
                 assert response.status_code == 200, (path, response.text[:200])
-            for size in (33_000_000, 50_000_000):  # the server's limit, and the proxy's
-                large = client.post("/captioner/v1/captions", content=b"x" * size)
-                assert large.status_code == 413
+            for body in (b"x" * 33_000_000, b"x" * 50_000_000, iter([b"x" * 1_000_000] * 50)):
+                large = client.post("/captioner/v1/captions", content=body)
+                assert large.status_code == 413  # the server's limit is 30 MiB, the proxy's 41 MiB
                 assert list(large.json()) == ["error"]
             photo = small + bytes(17 << 20)  # what follows is not read
             files = [("images", ("a.png", photo))] * 2
@@ -107,10 +107,13 @@ def test_server_behind_a_proxy_with_a_prefix(serve, proxy, tiny, tmp_path):
                 assert "captioner_requests" not in found, spelling
             assert "captioner_requests" in httpx.get(f"{server.url}/metrics", trust_env=False).text
     finally:
+            assert server.stop(15)[0] == 0
+            away = client.post("/captioner/v1/captions", content=small)
+            assert (away.status_code, away.headers["retry-after"]) == (503, "5")
+            assert list(away.json()) == ["error"]
         running.terminate()
         running.wait(30)
         log.close()
-    assert server.stop(15)[0] == 0
 
 
 def proxy_config(proxy: str, port: int, server: str, folder: Path) -> str:
