@@ -7,6 +7,7 @@ guessed name to the name in captioner, or to advice if captioner has no such nam
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from captioner.errors import ConfigError
 from captioner.messages import either
-from captioner.schema import similar
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -55,6 +55,33 @@ LOAD_OPTIONS: Mapping[str, str] = {
                     "precision"),
 }  # fmt: skip
 """Loading options in other libraries, mapped to captioner's option or to advice."""
+
+SETTINGS: Mapping[str, str] = {
+    **dict.fromkeys(("learning_rate", "base_lr", "max_lr"), "lr"),
+    **dict.fromkeys(("encoder_learning_rate", "backbone_lr"), "encoder_lr"),
+    **dict.fromkeys(("num_train_epochs", "num_epochs", "n_epochs", "max_epochs"), "epochs"),
+    **dict.fromkeys(("per_device_train_batch_size", "train_batch_size", "bs"), "batch_size"),
+    **dict.fromkeys(("gradient_accumulation_steps", "accumulate_grad_batches"), "micro_batch"),
+    **dict.fromkeys(("max_grad_norm", "gradient_clip_val", "grad_clip", "clip"), "clip_norm"),
+    **dict.fromkeys(("early_stopping", "early_stopping_patience"), "patience"),
+    **dict.fromkeys(("warmup", "num_warmup_steps", "warmup_ratio"), "warmup_steps"),
+    **dict.fromkeys(("mixed_precision", "fp16", "bf16", "dtype", "amp"), "precision"),
+    **dict.fromkeys(("random_seed", "random_state", "manual_seed"), "seed"),
+    **dict.fromkeys(("report_to", "logger", "loggers"), "trackers"),
+    **dict.fromkeys(("hidden_size", "decoder_dim", "rnn_size"), "hidden_dim"),
+    **dict.fromkeys(("embedding_dim", "embedding_size", "embed_size"), "embed_dim"),
+    **dict.fromkeys(("cell", "rnn", "rnn_type", "cell_type"), "order"),
+    **dict.fromkeys(("backbone", "arch", "model_name"), "name"),
+    **dict.fromkeys(("vocab_size", "num_words"), "vocabulary_size"),
+    **dict.fromkeys(("min_freq", "min_word_freq", "word_count_threshold"), "vocabulary_threshold"),
+    **dict.fromkeys(("output_dir", "save_dir", "checkpoint_dir", "log_dir"), "run_folder"),
+    **dict.fromkeys(("loss", "criterion"), "objective"),
+    "wd": "weight_decay",
+    "logging_steps": "log_every",
+    "save_steps": "save_every",
+    "ema": "ema_decay",
+}
+"""Training settings in other libraries, mapped to captioner's settings without their section."""
 
 FUNCTIONS: Mapping[str, str] = {
     **dict.fromkeys(
@@ -113,6 +140,29 @@ def hint_for(name: str, known: Iterable[str], usual: Mapping[str, str]) -> str:
         return meant
     close = [meant] if meant else similar(name, known)
     return f"did you mean {either(close)}?" if close else f"it has {', '.join(known)}"
+
+
+def similar(typed: str, names: Iterable[str], usual: Mapping[str, str] | None = None) -> list[str]:
+    """Return the names that a user may have meant by a typed name.
+
+    These are the names with the same last part (after the last dot), or else with the last part
+    that ``usual`` contains for the typed name, or else with a similar last part.
+    """
+    last = _last_part(typed)
+    parts = {name: _last_part(name) for name in sorted(names)}
+    for meant in (last, (usual or {}).get(last)):
+        if found := [name for name, part in parts.items() if part == meant]:
+            return found[:3]
+    # The section is left out, because its letters would make unlike names similar. The dashes of an
+    # option stay.
+    ends = {name.rpartition(".")[2]: name for name in parts}
+    close = difflib.get_close_matches(typed.rpartition(".")[2], ends, 1, 0.7)
+    return [ends[end] for end in close]
+
+
+def _last_part(name: str) -> str:
+    """Return the part of a name after the last dot, as Python spells it."""
+    return name.lstrip("-").rpartition(".")[2].replace("-", "_")
 
 
 def unknown_option(name: str, known: Iterable[str], usual: Mapping[str, str]) -> ConfigError:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import difflib
 import functools
 import inspect
 import itertools
@@ -34,6 +33,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from annotated_types import Interval
 
 from captioner.errors import ConfigError
+from captioner.hints import SEARCH_OPTIONS, SETTINGS, similar
 from captioner.messages import either
 
 Options = TypeVar("Options")
@@ -397,20 +397,9 @@ def _suggestion(name: Any, prefix: str, known: Mapping[str, OptionField]) -> str
     for section in known.values():
         if dataclasses.is_dataclass(section.type):
             names |= {f"{section.name}.{one}" for one in option_fields(section.type)}  # type: ignore[arg-type]
-    close = similar(f"{prefix}{name}", names)
+    usual = SEARCH_OPTIONS if prefix == "search." else SETTINGS
+    close = similar(f"{prefix}{name}", names, usual)
     return f"; did you mean {' or '.join(close)}?" if close else f"; use {', '.join(known)}"
-
-
-def similar(typed: str, names: Iterable[str]) -> list[str]:
-    """Return the names that a user may have meant by a typed name.
-
-    These are the names with the same last part (after the last dot), or else a similar name.
-    """
-    last = typed.lstrip("-").rpartition(".")[2].replace("-", "_")
-    parts = {name: name.lstrip("-").rpartition(".")[2].replace("-", "_") for name in sorted(names)}
-    return [name for name, part in parts.items() if part == last][:3] or (
-        difflib.get_close_matches(typed, list(parts), 1, 0.7)
-    )
 
 
 def _plain(field: OptionField, value: Any) -> Any:

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from captioner.errors import ConfigError
+from captioner.hints import SEARCH_OPTIONS, SETTINGS, similar
 from captioner.options import SearchOptions
 from captioner.schema import (
     OptionField,
     build_options,
     flag,
     option_fields,
-    similar,
     taken,
 )
 
@@ -96,7 +96,8 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
             typed = unknown[0].partition("=")[0]
             self._refuse_dashes(typed, unknown[0], head)
             known = [name for name in self._option_string_actions if name[1] == "-"]
-            close = similar(typed, known) or similar(typed, self._settings)
+            usual = {**SEARCH_OPTIONS, **SETTINGS}
+            close = similar(typed, known, usual) or similar(typed, self._settings, usual)
             hint = f"; did you mean {' or '.join(close)}?" if close else ""
             if Path(typed).exists():
                 hint = f"; to name the file {typed}, write ./{typed}"

@@ -82,6 +82,9 @@ def test_every_option_has_help_and_checks_its_values(schema) -> None:
     [
         ({"traning": {}}, "unknown setting traning; did you mean training?"),
         ({"training": {"epoch": 3}}, "training.epoch; did you mean training.epochs?"),
+        ({"training": {"learning_rate": 1}}, "learning_rate; did you mean training.lr?"),
+        ({"training": {"optimizer": "sgd"}}, "training.optimizer; use epochs, batch_size,"),
+        ({"search": {"num_beams": 3}}, "search.num_beams; did you mean search.beam_size?"),
         ({"epochs": 3}, "unknown setting epochs; did you mean training.epochs?"),
         ({"training": 5}, "training is 5; use a mapping of setting names to values"),
         ({"training": {"lr": "fast"}}, "training.lr is 'fast'; use a number > 0"),
