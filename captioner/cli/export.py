@@ -61,6 +61,10 @@ def export(options: ExportOptions, _: Any) -> int:
     """Export the model, compare its graphs with PyTorch, and print the written files."""
     output = Path(options.output)
     require_parent(output)
+    if output.suffix == ".onnx":
+        raise ConfigError(
+            f"-o {output} names a file, but an export is a folder; use a name without .onnx"
+        )
     if output.exists() and not options.force:
         raise ConfigError(f"{output} exists; add --force to replace it, or use a different name")
     photos = find_images(options.calibration, recursive=True)

@@ -117,6 +117,7 @@ ERRORS = [
     ("info --modle x", "did you mean --model? (see captioner info --help)"),
     ("train --epochs 3", "--epochs is an unknown option; did you mean training.epochs?"),
     ("train --learning-rate 1", "--learning-rate is an unknown option; did you mean training.lr?"),
+    ("export -o m.onnx", "-o m.onnx names a file, but an export is a folder"),
     ("caption a.jpg --beam-size 0", "--beam-size is '0'; use an integer >= 1"),
     ("caption a.jpg --beam-size", "--beam-size needs a value"),
     ("caption a.jpg --format xml", "--format is 'xml'; use text, json, jsonl, csv"),
