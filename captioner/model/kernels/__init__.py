@@ -77,5 +77,8 @@ def _put_on(module: nn.Module, kernel: type[Any], replaced: Any) -> None:
 
 @cache
 def _combined(kernel: type[Any], own: type[Any]) -> type[Any]:
-    """Return a subclass of both classes. If both define a method, the kernel's method is used."""
-    return type(f"{kernel.__name__}{own.__name__}", (kernel, own), {"__module__": own.__module__})
+    """Return a subclass of both classes, such as ``FastBahdanauDecoder``.
+
+    If both classes define a method, the kernel's method is used.
+    """
+    return type(f"Fast{own.__name__}", (kernel, own), {"__module__": own.__module__})
