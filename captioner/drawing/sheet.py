@@ -445,8 +445,9 @@ class Sheet(Canvas):
             "p: probability of the word, given the previous words"
             + (" (several words: product)" if several else ""): True,
             "p of a keyword: at least one of five people uses it": "keywords" in self.tops,
-            f"?: doubtful word, p below {DOUBTFUL}": False in doubtful,
             f"?: doubtful word, less than {DOUBTFUL_TRUTH:.0%} likely to be true": True in doubtful,
+            f"?: doubtful word, p below {DOUBTFUL}"
+            + " (model without truth)" * (True in doubtful): False in doubtful,
             "▸: the chosen word, among the most probable at its position": any(
                 panel.alternatives for _, panel in drawn
             ),
