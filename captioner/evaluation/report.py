@@ -20,6 +20,7 @@ from captioner.errors import DataError
 from captioner.evaluation.bootstrap import compare, interval, resample_weights, too_few
 from captioner.evaluation.metrics import CaptionEvaluator, Scores
 from captioner.files import json_values, read_input
+from captioner.messages import counted
 from captioner.options import METHOD_TITLES
 from captioner.text.tokenizer import caption_tokens
 from captioner.text.vocabulary import BAD_ENDINGS
@@ -408,9 +409,10 @@ def _note(found: Mapping[str, Any]) -> list[str]:
 def _attention(report: Report) -> list[str]:
     found = report["attention"]
     return [
-        f"attention on named objects, with 95% intervals over photos: {found['measured']} names "
-        f"measured in {found['photos_with_names']} of {found['photos']} photos",
-        f"not measured: {found['absent']} names of objects that are not in the photo, "
+        f"attention on named objects, with 95% intervals over photos: "
+        f"{counted(found['measured'], 'name')} measured in {found['photos_with_names']} of "
+        f"{counted(found['photos'], 'photo')}",
+        f"not measured: {counted(found['absent'], 'name')} of objects that are not in the photo, "
         f"{found['unseen']} outside the crop, {found['ignored']} on crowds only",
         *_attention_rows(found, "names", "masks"),
     ]
@@ -419,12 +421,13 @@ def _attention(report: Report) -> list[str]:
 def _phrase_attention(report: Report) -> list[str]:
     found = report["phrase_attention"]
     return [
-        f"attention on phrases, with 95% intervals over photos: {found['measured']} phrases "
-        f"measured in {found['captions']} captions of {found['photos']} photos",
-        f"not measured: {found['absent']} phrases without boxes, {found['empty']} without content "
-        f"words, {found['unseen']} outside the crop",
-        f"left out: {found['captions_with_unknown_words']} captions with words outside the model's "
-        "vocabulary",
+        f"attention on phrases, with 95% intervals over photos: "
+        f"{counted(found['measured'], 'phrase')} measured in "
+        f"{counted(found['captions'], 'caption')} of {counted(found['photos'], 'photo')}",
+        f"not measured: {counted(found['absent'], 'phrase')} without boxes, {found['empty']} "
+        f"without content words, {found['unseen']} outside the crop",
+        f"left out: {counted(found['captions_with_unknown_words'], 'caption')} with words outside "
+        "the model's vocabulary",
         *_attention_rows(found, "phrases", "boxes"),
     ]
 
@@ -454,8 +457,9 @@ def _attention_rows(found: Mapping[str, Any], unit: str, areas: str) -> list[str
 def _faithfulness(report: Report) -> list[str]:
     found = report["faithfulness"]
     title = (
-        f"faithfulness: {found['words']} content words of {found['photos_with_words']} photos, "
-        f"{found['steps']} steps of {found['regions']} regions"
+        f"faithfulness: {counted(found['words'], 'content word')} of "
+        f"{counted(found['photos_with_words'], 'photo')}, {counted(found['steps'], 'step')} of "
+        f"{counted(found['regions'], 'region')}"
     )
     if not found["words"]:
         return [title]
