@@ -105,7 +105,7 @@ def split_randomly(
     first, second = (max(1, round(len(names) * part)) if part else 0 for part in (validation, test))
     if (needed := first + second + 1) > len(names):
         raise DataError(
-            f"{counted(len(names), 'photo')} are too few to split; use at least {needed}"
+            f"cannot split {counted(len(names), 'photo')}; use at least {needed} photos"
         )
     splits = ["val"] * first + ["test"] * second + ["train"] * len(names)
     split_of = dict(zip(names, splits, strict=False))
@@ -149,7 +149,8 @@ def write_coco(photos: Sequence[Example], options: DatasetOptions) -> ImportSumm
             raise DataError(f"{options.source}: no photo has a caption; add captions to the source")
         raise DataError(
             f"{options.source}: no photo can be read (first: "
-            f"{Path(options.images or '', missing[0])}); set --images to the folder of the photos"
+            f"{Path(options.images or '', missing[0])}); correct --images, or write the names as "
+            "they are in this folder, with the same extension and case"
         )
     ids = [photo.image_id for photo, _ in kept if photo.image_id != NO_ID]
     new_ids, numbers = itertools.count(max([options.first_id - 1, *ids]) + 1), itertools.count(1)
