@@ -86,11 +86,11 @@ def train(
             a run, and neither ``resume`` nor ``force`` is set. Or the state cannot be saved.
         KeyboardInterrupt: Ctrl-C or a termination signal stopped the run. ``resume`` continues it.
     """
+    require_extra("train")  # also contains the YAML parser
     own = {"resume": resume, "force": force, **taken(changes, OwnDataOptions)}
     options = build_options(TrainOptions, own)
     settings = build_config(config, **changes)
     check_replaced(options, changes)
-    require_extra("train")
     with Path(os.devnull).open("w") as null, contextlib.ExitStack() as stack:
         if not progress or sys.stderr is None:  # as under pythonw
             stack.enter_context(contextlib.redirect_stderr(null))

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 import captioner
+from captioner import extras
 from captioner.cli.main import OK, main
 from captioner.errors import CaptionerError, ConfigError, ImageError
 from captioner.evaluation.report import as_json
@@ -121,6 +122,12 @@ def test_train_returns_the_best_model(tiny, training_settings, tmp_path, capfd) 
     assert "epoch 2" in err
     again = captioner.train(settings, run_folder=run, force=True, progress=False)
     assert [row["epoch"] for row in again.metrics] == [1]
+
+
+def test_train_names_a_missing_extra(monkeypatch) -> None:
+    monkeypatch.setattr(extras, "is_installed", lambda name: name != "accelerate")
+    with pytest.raises(ConfigError, match=r"captioner train needs accelerate; run: pip install"):
+        captioner.train("settings.yaml")  # cannot be read without the extra
 
 
 def test_train_on_a_file_of_captions(tiny, training_settings, tmp_path) -> None:
