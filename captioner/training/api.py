@@ -167,7 +167,7 @@ def _resumes(folder: Path, options: TrainOptions) -> bool:
     used = any((folder / name).exists() for name in RUN_FILES)
     if used and not (resuming or options.force or options.dry_run):
         raise ConfigError(
-            f"{folder} already contains a run; add resume to continue it, add force to start over, "
-            "or choose another run_folder"
+            f"{folder} already contains a run; add --resume to continue it, add --force to start "
+            "over, or choose another --run-folder"
         )
     return resuming

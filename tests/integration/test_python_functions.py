@@ -113,7 +113,7 @@ def test_train_returns_the_best_model(tiny, training_settings, tmp_path, capfd) 
     assert result.score == row["CIDEr"]
     assert captioner.load(result.model_folder).caption(tiny.photos / "1.png").words is not None
 
-    with pytest.raises(ConfigError, match=r"run already contains a run; add resume to continue"):
+    with pytest.raises(ConfigError, match=r"run already contains a run; add --resume to continue"):
         captioner.train(settings, run_folder=run)
     more = captioner.train(settings, run_folder=run, training={"epochs": 2}, resume=True)
     assert [row["epoch"] for row in more.metrics] == [1, 2]
