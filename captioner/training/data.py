@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from captioner.data.batches import warn_skipped
@@ -16,7 +17,7 @@ from captioner.data.features import FeatureCache, feature_fingerprint, read_head
 from captioner.data.images import image_size, open_image
 from captioner.data.importers import import_captions
 from captioner.data.reading import read_batches, reader_threads
-from captioner.errors import ConfigError, ImageError
+from captioner.errors import ConfigError, DataError, ImageError
 from captioner.messages import first_of
 from captioner.model.caption_model import CaptionModel
 from captioner.options import DataConfig, TrainConfig
@@ -45,6 +46,12 @@ def read_data(config: DataConfig, *, renumber: bool = False) -> tuple[list[Examp
         ConfigError: There are no training photos or no validation captions.
         DataError: Captions or photos are missing.
     """
+    for file in (*config.train_annotations, *config.val_annotations):
+        if not Path(file).exists():
+            raise DataError(
+                f"{file} does not exist; create it with captioner prepare dataset (see "
+                "docs/training.md), or correct data.train_annotations and data.val_annotations"
+            )
 
     def read(files: list[str], styles: list[str]) -> list[Example]:
         """Read captions files and set each photo's style, one style per file."""
