@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +15,7 @@ from captioner.cli.console import hint, warn
 from captioner.cli.main import OK, SOME_FAILED
 from captioner.data.importers import detect_layout, find_source
 from captioner.errors import ConfigError, DataError
+from captioner.inference.names import RUN_CONFIG
 from captioner.options import TrainConfig
 from captioner.schema import Shown
 from captioner.training.api import run
@@ -124,6 +125,10 @@ def train(options: TrainCommandOptions, given: dict[str, Any]) -> int:
     """
     changes = read_changes(options, given)
     check_replaced(options, changes)
+    if options.resume and options.captions is None and all(map(_is_setting, options.settings)):
+        saved_config = Path(changes.get("run_folder", TrainConfig.run_folder), RUN_CONFIG)
+        if saved_config.is_file():
+            options = replace(options, settings=[str(saved_config), *options.settings])
     config = read_config(options, changes)
     state = Path(config.run_folder, STATE)
     saved = f"the training state is saved in {state.parent}"

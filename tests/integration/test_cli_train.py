@@ -68,7 +68,7 @@ def test_a_run_whose_best_model_gives_empty_captions_fails(
     assert "no model could be selected: the CIDEr of a single validation photo is always 0" in err
 
 
-def test_resuming_a_finished_run_repeats_its_result(train: Train, tmp_path: Path):
+def test_resuming_a_finished_run_repeats_its_result(train: Train, run: Train, tmp_path: Path):
     longer, patient = "training.epochs=15", "training.patience=0"
     code, found, _ = train(longer, patient)
     assert code == OK
@@ -79,6 +79,8 @@ def test_resuming_a_finished_run_repeats_its_result(train: Train, tmp_path: Path
     )
     code, _, err = train("training.epochs=16", patient, "--resume")
     assert (code, "already complete" in err) == (OK, False)
+    code, _, err = run("train", "--run-folder", tmp_path / "run", "--resume")
+    assert (code, "already complete: 16 of 16" in err) == (OK, True)  # with the saved settings
     for rows in ("metrics.jsonl", "steps.jsonl"):  # epochs of two steps have a point each
         assert len((tmp_path / "run" / rows).read_text().splitlines()) == 16
 
