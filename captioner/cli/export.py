@@ -39,7 +39,7 @@ class ExportOptions:
     """Replace an existing folder."""
     int8: bool = False
     """Write 8-bit graphs, which have a quarter of the size of float32 graphs. They are faster on
-    processors with 8-bit instructions, such as AVX-512 VNNI. Captions differ slightly. Needs
+    processors with 8-bit instructions, such as AVX-512 VNNI. Some captions differ. Needs
     --calibration."""
     calibration: list[Annotated[str, Shown("PHOTOS")]] = field(default_factory=list)
     """Measure the value ranges for --int8 on these photos (files or folders). Use a few hundred
