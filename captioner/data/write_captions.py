@@ -319,20 +319,25 @@ def remove_captions(
         require_exiftool()
     removed = kept = failed = 0
     skipped: list[Path] = []
-    for path in (path for photo in _photos(names) for path in own_places(photo)):
+    for photo in _photos(names):
         try:
-            if not format_by_name(path) and path.suffix != ".xmp":  # a file that the user has named
-                image_size(path)  # raises an error if it is not a photo
-            found = remove_own(path, exiftool=exiftool)
-        except NotEditableError:
-            skipped += [path] * bool(find_inside(path).digests)
-            continue
-        except (DataError, OSError) as error:
-            report(problem_of(path, error, path))
+            if not format_by_name(photo) and photo.suffix != ".xmp":  # named by the user
+                image_size(photo)  # raises an error if it is not a photo
+        except DataError as error:
+            report(problem_of(photo, error, photo))
             failed += 1
             continue
-        removed += found.own
-        kept += bool(found.text) and not found.own
+        for path in own_places(photo):
+            try:
+                found = remove_own(path, exiftool=exiftool)
+            except NotEditableError:
+                skipped += [path] * bool(find_inside(path).digests)
+            except (DataError, OSError) as error:
+                report(problem_of(path, error, path))
+                failed += 1
+            else:
+                removed += found.own
+                kept += bool(found.text) and not found.own
     if skipped:
         report(
             f"{first_of(skipped)} still has texts by captioner, because the format needs "
