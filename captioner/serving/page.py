@@ -100,7 +100,7 @@ def caption_page(
         "template": gallery_template(),
     }
     body = asset(_WEB / "page.html").rstrip().format(intro=intro, data=embedded(settings))
-    base = ("page.css", "kinds.js", "pictures.js", "jobs.js")
+    base = ("page.css", "folders.js", "kinds.js", "pictures.js", "jobs.js")
     own = ("form.js", "cards.js", "figure.js", "downloads.js", "page.js")
     every = [
         *VIEWER,

@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -346,6 +347,50 @@ def test_photos_are_dropped_and_pasted(tab, served, tiny) -> None:
     tab.keyboard.press("Control+V")
 
     expect(status).to_have_text(model.caption(tiny.photos / "2.png").text)
+
+
+def test_photos_of_folders_are_named_by_their_paths(tab, tiny, tmp_path) -> None:
+    """These are the names with which ``captioner apply FOLDER`` finds them."""
+    for name in ("holiday/x.png", "holiday/day 2/x.png", "other/x.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        shutil.copy(tiny.photos / "1.png", tmp_path / name)
+    (tmp_path / "holiday" / "notes.txt").write_text("no photo")
+    (tmp_path / "holiday" / ".x.png").write_text("no photo")
+    devtools = tab.context.new_cdp_session(tab)
+
+    def drop(*names: str) -> None:
+        files = [str(tmp_path / name) for name in names]
+        data = {"items": [], "files": files, "dragOperationsMask": 1}
+        for kind in ("dragEnter", "dragOver", "drop"):
+            event = {"type": kind, "x": 300, "y": 300, "data": data}
+            devtools.send("Input.dispatchDragEvent", event)
+
+    def named(*names: str) -> None:
+        expect(tab.locator(".count")).to_have_text(f"{len(names)} of {len(names)} captioned")
+        rows = csv.DictReader(io.StringIO(saved(tab, "CSV").read_text("utf-8")))
+        assert sorted(row["image"] for row in rows) == sorted(names)
+
+    tab.locator("#folder").set_input_files(tmp_path / "holiday")
+    named("day 2/x.png", "x.png")
+    expect(tab.get_by_role("alert")).to_be_empty()
+    tab.get_by_role("button", name="Remove all").click()
+    drop("holiday")
+    named("day 2/x.png", "x.png")
+    tab.get_by_role("button", name="Remove all").click()
+    drop("holiday", "other")
+    named("holiday/day 2/x.png", "holiday/x.png", "other/x.png")
+    expect(tab.get_by_role("alert")).to_be_empty()
+
+
+def test_equal_names_are_reported_before_and_at_the_download(tab, tiny, tmp_path) -> None:
+    upload(tab, tiny.photos / "1.png")
+    shutil.copy(tiny.photos / "2.png", tmp_path / "1.png")
+    upload(tab, tmp_path / "1.png")
+    expect(tab.get_by_role("alert")).to_contain_text("1.png")
+    upload(tab, tiny.photos / "3.png")
+    expect(tab.locator(".count")).to_have_text("3 of 3 captioned")
+    saved(tab, "CSV")
+    expect(tab.get_by_role("alert")).to_contain_text("1.png")
 
 
 # --- results -------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ class SessionPhoto {
 
   /** State: waiting, working, done, failed or stopped. */
   constructor(file, kind, onChoose) {
-    Object.assign(this, { file, kind, name: file.name || "pasted photo", number: SessionPhoto.count++ });
+    Object.assign(this, { file, kind, name: fileName(file) || "pasted photo", number: SessionPhoto.count++ });
     this.url = URL.createObjectURL(file);
     this.corrected = null; // the user's correction of the caption
     this.revised = null; // the response with the corrected caption, see `correct`

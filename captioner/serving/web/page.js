@@ -276,13 +276,17 @@
   }
 
   async function add(files) {
-    const given = [...files]; // the list is emptied when the event is over
-    if (given.length === 0) return;
+    // Copied, because the list is emptied when the event is over.
+    const all = [...files];
+    if (all.length === 0) return;
+    const given = all.filter((file) => !isInFolder(file) || !file.name.startsWith("."));
     const examined = await Promise.all(given.map(examine));
-    const lines = given.flatMap(({ name }, i) =>
-      examined[i].problem ? [`${name}: ${examined[i].problem}`] : [],
-    );
+    const lines = given.flatMap((file, i) => {
+      const other = isInFolder(file) && ["unknown", "empty"].includes(examined[i].kind);
+      return examined[i].problem && !other ? [`${fileName(file)}: ${examined[i].problem}`] : [];
+    });
     const good = given.map((file, i) => [file, examined[i]]).filter(([, { problem }]) => !problem);
+    if (good.length === 0 && lines.length === 0) lines.push("This folder contains no photos.");
     const added = good
       .slice(0, settings.maxPhotos - photos.length)
       .map(([file, { kind }]) => new SessionPhoto(file, kind, (photo) => choose(photo, true)));
@@ -290,11 +294,26 @@
       const excess = good.length - added.length;
       lines.push(`This page can show ${settings.maxPhotos} photos, so ${excess} more were left out.`);
     }
-    errors.replaceChildren(...lines.map((line) => element("p", {}, line)));
+    photos.push(...added);
+    complain([...lines, ...sameNames()]);
     if (added.length === 0) return;
     cards.append(...added.map(({ item }) => item));
-    photos.push(...added);
     choose(added[0]);
+  }
+
+  function complain(lines) {
+    errors.replaceChildren(...lines.map((line) => element("p", {}, line)));
+  }
+
+  /** A sentence if several photos have the same name, because `captioner apply` finds photos by name. */
+  function sameNames() {
+    const names = photos.map(({ name }) => name);
+    const twice = names.find((name, i) => names.indexOf(name) < i);
+    if (twice === undefined) return [];
+    return [
+      `Several photos are named ${twice}, so their rows in the downloaded captions cannot be told apart; ` +
+        "rename the files, or correct one folder at a time.",
+    ];
   }
 
   function clear() {
@@ -316,6 +335,7 @@
   async function saveAll(format) {
     const done = photos.filter(({ state }) => state === "done");
     if (format !== "html") unsaved = false;
+    complain(sameNames());
     if (format === "csv") saveFile(await captionsCsv(done), "captions.csv");
     else if (format === "json") saveFile(captionsJson(done), "captions.json");
     else {
@@ -325,13 +345,13 @@
       if (entries.length > 0) saveFile(await galleryPage(entries, settings), "captions.html");
       const left = done.length - drawable.length;
       const note = `The gallery lacks ${left} of ${done.length} photos, because this browser cannot show them.`;
-      errors.replaceChildren(...(left > 0 ? [element("p", {}, note)] : []));
+      if (left > 0) complain([note, ...sameNames()]);
     }
   }
 
   async function saveOverlay(format) {
     const { photo, drawn: response } = shown;
-    const name = `${photo.name.replace(/\.[^.]*$/, "")}_attention.${format}`;
+    const name = `${photo.name.split("/").pop().replace(/\.[^.]*$/, "")}_attention.${format}`;
     if (format === "html") {
       saveFile(await galleryPage([{ photo, response }], settings), name);
       return;
@@ -342,7 +362,7 @@
 
   /* --- input ----------------------------------------------------------------------------------- */
 
-  for (const input of [find("#file"), find("#camera")]) {
+  for (const input of [find("#file"), find("#folder"), find("#camera")]) {
     input.addEventListener("change", () => {
       add(input.files);
       input.value = ""; // so that the same file can be chosen again
@@ -359,7 +379,7 @@
   document.addEventListener("drop", (event) => {
     event.preventDefault();
     document.body.classList.remove("dragging");
-    add(event.dataTransfer?.files ?? []);
+    if (event.dataTransfer) droppedFiles(event.dataTransfer).then(add).catch((error) => complain([`${error.message}`]));
   });
   document.addEventListener("keydown", (event) => {
     const typing = event.target.closest?.("input, button, label, [role='listbox']");
@@ -371,7 +391,7 @@
     if (photos.length > 0) update(true);
     else {
       const what = "Choose a photo first: press “Choose photos”, or drop or paste a photo on this page.";
-      errors.replaceChildren(element("p", {}, what));
+      complain([what]);
     }
   });
   form.addEventListener("change", () => update());
