@@ -307,7 +307,14 @@ def _captioned(
         captions, of = map(list, zip(*pairs, strict=True))
         # Show the folder only if two photos have the same name, because pages may be published.
         title = photo.name if names[photo.name] == 1 else "/".join(photo.absolute().parts[-2:])
-        yield Entry(source, captions, "" if photo == STDIN else title, of if any(of) else [])
+        text = texts.get(photo, "")
+        yield Entry(
+            source,
+            captions,
+            title="" if photo == STDIN else title,
+            labels=of if any(of) else [],
+            text="" if text == captions[0].text else text,
+        )
 
 
 def _with_texts(

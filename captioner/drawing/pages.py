@@ -41,7 +41,7 @@ WEB = Path(__file__).parent / "web"
 
 _QUALITY = 88  # JPEG quality of pictures
 
-_PLAIN = ("text", "words", "gates", "alphas", "geometry", "method", "keywords")
+_PLAIN = ("text", "words", "corrected", "gates", "alphas", "geometry", "method", "keywords")
 """Keys of ``Caption.to_dict`` that a plain page contains: the caption and its maps. The gates are
 needed for a common scale of the maps."""
 
@@ -62,6 +62,9 @@ class Entry:
     """Title of the photo, e.g. its file name."""
     labels: Sequence[str] = ()
     """A name for each caption, e.g. the name of its model."""
+    text: str = ""
+    """The sentence that a person wrote, with capitals and punctuation, if ``captions`` explain its
+    words. It is shown in place of their own text."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,7 @@ def gallery(entries: Iterable[Entry], **options: Any) -> Page:
         if wanted.plain:
             captions = [replace(one, left_out=None, confidence=None) for one in captions]
         items.append(_item(replace(entry, captions=captions), number, wanted.panel_size))
-        shown = [caption.to_dict(attention=True) for caption in captions]
+        shown = [_shown(caption, entry.text) for caption in captions]
         if wanted.plain:
             shown = [{name: one[name] for name in _PLAIN if name in one} for one in shown]
         data.append({"title": entry.title, "labels": list(entry.labels), "captions": shown})
@@ -179,6 +182,20 @@ def viewer_look(options: PageOptions) -> dict[str, Any]:
     }
 
 
+def _shown(caption: Caption, text: str) -> dict[str, Any]:
+    """Return a caption for the viewer. A ``text`` that a person wrote replaces the caption's text.
+
+    The words are shown as the person wrote them, unless the model reads some of them as several
+    words. ``asCorrected`` in cards.js does the same.
+    """
+    data = caption.to_dict(attention=True)
+    if text:
+        typed = text.split()
+        words = typed if len(typed) == len(caption.words) else data["words"]
+        data |= {"text": text, "words": words, "corrected": True}
+    return data
+
+
 def _item(entry: Entry, number: int, panel_size: int) -> str:
     """Return the HTML list item of a photo, which works without JavaScript.
 
@@ -188,7 +205,7 @@ def _item(entry: Entry, number: int, panel_size: int) -> str:
         panel_size: Limit on the longer side of the photo (pixels).
     """
     picture = fit_photo(open_image(entry.photo), panel_size)
-    texts = [caption.text or "no words" for caption in entry.captions]
+    texts = [entry.text or caption.text or "no words" for caption in entry.captions]
     labels = [f"{label}: " for label in entry.labels] or [""] * len(texts)
     lines = "<br>".join(
         f'<span class="text">{escape(label + text)}</span>{_left_out(caption)}{_sure(caption)}'

@@ -145,6 +145,7 @@ def test_a_gallery_with_corrected_captions(tiny, run, tmp_path, monkeypatch, att
     found = {entry["title"]: entry["captions"] for entry in entries}
     expected = model.explain(changed, "dog dog")
     assert found[changed][0]["log_probs"] == pytest.approx(expected.log_probs.tolist(), abs=1e-3)
+    assert found[changed][0]["text"] == "Dog dog."
     assert found[strange][0]["words"] == ["dog", "labradoodle"]
     assert all(found[name][0]["text"] == model.caption(name).text for name in same)
 
