@@ -279,7 +279,7 @@ def _add_endpoint(app: FastAPI, service: Service, endpoint: Endpoint, checks: li
         dependencies=checks,
         response_model=model,
         responses={
-            **openapi.ERROR_RESPONSES,
+            **openapi.error_responses(endpoint.path),
             200: {"description": endpoint.summary, "content": content},
         },
         openapi_extra=openapi.described_request(query, endpoint.path + example),
@@ -303,14 +303,14 @@ def _add_batch(app: FastAPI, service: Service, checks: list[Any]) -> None:
         summary="Caption many photos",
         dependencies=checks,
         response_model=openapi.BatchResponse,
-        responses={**openapi.ERROR_RESPONSES, 200: {"content": lines}},
+        responses={**openapi.error_responses("/v1/batch"), 200: {"content": lines}},
         openapi_extra=openapi.described_request(query, "/v1/batch", several=True),
     )(batch)
 
 
 def _add_probes(app: FastAPI, service: Service, model_name: str) -> None:
     """Add the endpoints for health, readiness and metrics, for orchestrators and monitoring."""
-    unavailable: dict[int | str, Any] = {503: openapi.ERROR_RESPONSES[503]}
+    unavailable: dict[int | str, Any] = {503: openapi.error_responses("/readyz")[503]}
 
     @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz", responses=unavailable)

@@ -16,6 +16,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
 from captioner.drawing import pages
+from captioner.serving.request_errors import OPENAI, PHOTOPRISM
 
 # --- responses -----------------------------------------------------------------------------------
 
@@ -29,6 +30,28 @@ class ErrorResponse(BaseModel):
     """The reason why the request failed, and a remedy, in one line."""
 
     error: str
+
+
+class PhotoPrismError(BaseModel):
+    """An error for PhotoPrism's clients: the HTTP status, and one line with reason and remedy."""
+
+    code: int
+    error: str
+
+
+class OpenAIErrorDetails(BaseModel):
+    """The fields of an error for OpenAI's clients. message is one line with reason and remedy."""
+
+    message: str
+    type: Literal["invalid_request_error", "server_error"]
+    param: None
+    code: str
+
+
+class OpenAIError(BaseModel):
+    """An error for OpenAI's clients."""
+
+    error: OpenAIErrorDetails
 
 
 class AlternativeResult(BaseModel):
@@ -159,23 +182,41 @@ class BatchResponse(BaseModel):
     results: list[BatchResult]
 
 
-# Error responses in the OpenAPI schema.
-ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorResponse, "description": text}
-    for status, text in {
-        400: "Malformed request, form or JSON.",
-        401: "The API key is missing or unknown.",
-        403: "Cross-origin request.",
-        408: "The photo was not received in time.",
-        413: "The photo has too many bytes or pixels.",
-        415: "The file is not an image, or its format is not supported.",
-        421: "Unknown host name.",
-        422: "The image is corrupt, an option is invalid, or the photo is missing.",
-        429: "Too many requests; retry after Retry-After seconds.",
-        500: "Internal error.",
-        503: "Timed out, or the server is shutting down; retry after Retry-After seconds.",
-    }.items()
+_ERRORS = {
+    400: "Malformed request, form or JSON.",
+    401: "The API key is missing or unknown.",
+    403: "Cross-origin request.",
+    404: "The model is unknown.",
+    408: "The photo was not received in time.",
+    413: "The request has too many photos, or a photo has too many bytes or pixels.",
+    415: "The file is not an image, or its format is not supported.",
+    421: "Unknown host name.",
+    422: "The image is corrupt, an option is invalid, or the photo is missing.",
+    429: "Too many requests; retry after Retry-After seconds.",
+    500: "Internal error.",
+    503: "Timed out, or the server is shutting down; retry after Retry-After seconds.",
 }
+_READING = (400, 401, 421, 429, 500)  # statuses of errors of GET requests
+
+
+def error_responses(path: str, *, reads: bool = False, models: bool = False) -> Any:
+    """Return the error responses of an endpoint, for the OpenAPI schema.
+
+    Args:
+        path: Path of the endpoint. It decides the format of the errors (see `error_body`).
+        reads: True for GET requests, which have no body.
+        models: True if the request names a model.
+    """
+    if path.startswith(PHOTOPRISM):
+        model: type[BaseModel] = PhotoPrismError
+    else:
+        model = OpenAIError if path.startswith(OPENAI) else ErrorResponse
+    statuses = {*(_READING if reads else _ERRORS)} - {404} | ({404} if models else set())
+    return {
+        status: {"model": model, "description": text}
+        for status, text in _ERRORS.items()
+        if status in statuses
+    }
 
 
 # --- requests in the OpenAPI schema --------------------------------------------------------------
@@ -211,8 +252,7 @@ def described_request(options: type[BaseModel], example: str, *, several: bool =
         "multipart/form-data": described(_BYTES, {}, files),
         "application/json": described(_BASE64, fields, [EXAMPLE_PHOTO] * 2),
     }
-    if not several:
-        content |= {kind: {"schema": _BYTES} for kind in ("application/octet-stream", "image/*")}
+    content |= {kind: {"schema": _BYTES} for kind in ("application/octet-stream", "image/*")}
     photos = " ".join(f"-F {name}=@{file}" for file in files)
     text = f"{_NOTE}    curl {photos} 'http://localhost:8000{example}'\n"
     query = [

@@ -32,7 +32,7 @@ from captioner.messages import either
 from captioner.serving import request_errors
 from captioner.serving.batch_endpoint import NDJSON
 from captioner.serving.json_body import Upload, from_base64
-from captioner.serving.openapi import EXAMPLE_PHOTO, json_line
+from captioner.serving.openapi import EXAMPLE_PHOTO, error_responses, json_line
 from captioner.serving.options import WordOptions
 from captioner.serving.request_errors import RequestError, shortened
 from captioner.serving.requests import (
@@ -354,6 +354,7 @@ def add_protocols(app: FastAPI, service: Service, checks: list[Any], model_name:
             summary=protocol.summary,
             operation_id=path.strip("/").replace("/", "_"),
             dependencies=checks,
+            responses=error_responses(path, models=True),
             openapi_extra={"requestBody": {"required": True, "content": content}},
         )(endpoint)
 
@@ -362,10 +363,23 @@ def add_protocols(app: FastAPI, service: Service, checks: list[Any], model_name:
     listed = _lists(names, digest)
     for path, content in listed.items():
         summary = f"{'OpenAI' if path.startswith('/v1/') else 'Ollama'}'s GET {path}"
-        app.get(path, summary=summary, dependencies=checks)(partial(_respond, content))
+        errors = error_responses(path, reads=True)
+        app.get(path, summary=summary, dependencies=checks, responses=errors)(
+            partial(_respond, content)
+        )
 
-    @app.get(f"{MODELS}/{{model}}", summary="OpenAI's GET /v1/models/{model}", dependencies=checks)
-    async def describe(model: str) -> Response:
+    # FastAPI would add status 422 for a parameter of the function.
+    parameter = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+
+    @app.get(
+        f"{MODELS}/{{model}}",
+        summary="OpenAI's GET /v1/models/{model}",
+        dependencies=checks,
+        responses=error_responses(MODELS, reads=True, models=True),
+        openapi_extra={"parameters": [parameter]},
+    )
+    async def describe(request: Request) -> Response:
+        model = request.path_params["model"]
         for one in listed[MODELS]["data"]:
             if one["id"] == model:
                 return JSONResponse(one)

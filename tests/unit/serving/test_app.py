@@ -243,6 +243,23 @@ def test_schema_has_every_field_of_a_caption():
     assert CaptionResult(**data).model_dump(exclude_unset=True).keys() == data.keys()
 
 
+async def test_schema_has_the_errors_of_every_endpoint(serve):
+    """The errors have the format of the endpoint's protocol."""
+    server = await serve(api_keys="alice alice-0123456789abcdef")
+    schema = server.app.openapi()
+    for path, item in schema["paths"].items():
+        if not path.startswith(("/v1/", "/api/")):
+            continue
+        [(verb, operation)] = item.items()
+        statuses = {"400", "401", "429"} | ({"413", "422", "503"} if verb == "post" else set())
+        assert statuses <= operation["responses"].keys()
+        response = await server.get(path, verb.upper())
+        assert response.status == 401, path
+        declared = operation["responses"]["401"]["content"]["application/json"]["schema"]["$ref"]
+        kind = schema["components"]["schemas"][declared.rpartition("/")[2]]
+        assert response.json.keys() == kind["properties"].keys(), path
+
+
 async def test_schema_describes_every_body_with_an_example(serve, schema):
     """The server accepts the JSON examples unchanged."""
     examples = {}
