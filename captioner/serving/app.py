@@ -39,7 +39,7 @@ from captioner.serving.observe import REQUEST_ID, AccessLog
 from captioner.serving.options import ResponseOptions, ServeOptions, WordOptions
 from captioner.serving.page import index_page
 from captioner.serving.protocols import IGNORED, add_protocols
-from captioner.serving.request_errors import RequestError, closing, error_response
+from captioner.serving.request_errors import RequestError, closing, error_response, logger
 from captioner.serving.requests import JSON, query_model, read_query
 from captioner.serving.service import Decoded, Render, Service
 from captioner.version import __version__
@@ -112,7 +112,15 @@ def captions(photo: Decoded, found: Sequence[Caption], options: Any, **head: Any
 def _figure(suffix: str, photo: Decoded, found: Sequence[Caption], options: Any) -> bytes:
     assert photo.picture is not None
     look = _look(options, FigureOptions)
-    return overlay(photo.picture, found, max_pixels=MAX_FIGURE, **look).encode(suffix)
+    try:
+        return overlay(photo.picture, found, max_pixels=MAX_FIGURE, **look).encode(suffix)
+    except OSError as error:  # raised by the import of matplotlib
+        message = (
+            "the server cannot draw figures, because Matplotlib has no writable folder; set the "
+            "variable MPLCONFIGDIR of the server to a writable folder"
+        )
+        logger.error(message)
+        raise RequestError(500, "drawing", message) from error
 
 
 def _look(options: Any, kind: type) -> dict[str, Any]:

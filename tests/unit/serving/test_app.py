@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import re
+from unittest.mock import Mock
 from xml.etree import ElementTree
 
 import numpy as np
@@ -142,6 +143,13 @@ async def test_overlays_are_those_of_the_python_functions(serve, stored_model, t
     assert found["/v1/overlay.html"].decode() == captioner.page(PHOTO, caption).html
     maps = np.load(io.BytesIO(found["/v1/maps.npy"]), allow_pickle=False)
     np.testing.assert_allclose(maps, caption.alphas, atol=1e-6)
+
+
+async def test_figures_need_a_folder_for_matplotlib(serve, monkeypatch):
+    """Matplotlib raises an OSError if it finds no writable folder. The error names the remedy."""
+    monkeypatch.setattr("captioner.serving.app.overlay", Mock(side_effect=OSError))
+    response = await (await serve()).post(PHOTO, path="/v1/overlay.png").response()
+    assert (response.status, "MPLCONFIGDIR" in response.error) == (500, True)
 
 
 async def test_options_of_the_picture_and_of_the_search(serve):
