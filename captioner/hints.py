@@ -168,7 +168,7 @@ def _last_part(name: str) -> str:
 def unknown_option(name: str, known: Iterable[str], usual: Mapping[str, str]) -> ConfigError:
     """Return the error for an unknown option. For the arguments see `hint_for`."""
     hint = hint_for(name, known, usual).replace("it has ", "use one of ")
-    return ConfigError(f"unknown option {name}; {hint}")
+    return ConfigError(f"{name} is an unknown option; {hint}")
 
 
 def hinted(public: C) -> C:
@@ -225,7 +225,7 @@ def _wrong_call(
             unknown = next(one for one in named if one not in known)
             hint = hint_for(unknown, known, _TABLES.get(name, {}))
             hint = f"use {form}" if hint.startswith("it has ") else hint
-            return ConfigError(f"unknown option {unknown}; {hint}")
+            return ConfigError(f"{unknown} is an unknown option; {hint}")
         return ConfigError(f"{name}() got {error}; use {form}")
     missing = [
         one.name

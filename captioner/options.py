@@ -183,7 +183,7 @@ class DataConfig(Checked):
             if given not in (0, expected):
                 raise ConfigError(
                     f"data.{name} has {given} entries, but data.{files} has {expected} files; set "
-                    "one entry per file, or leave it empty"
+                    f"one entry per file, or leave data.{name} empty"
                 )
         if set(self.val_styles) - set(self.styles):
             raise ConfigError(
@@ -442,7 +442,8 @@ class SearchOptions(Checked):
             )
         if self.beam_groups == 1 and self.diversity != SearchOptions.diversity:
             raise ConfigError(
-                f"diversity is {self.diversity}, but beam_groups is 1; set beam_groups to 2 or more"
+                f"diversity is {self.diversity}, but beam_groups is 1; set beam_groups to 2 or "
+                "more, or leave out diversity"
             )
         if self.beam_size % self.beam_groups > 0:
             raise ConfigError(
@@ -455,20 +456,21 @@ class SearchOptions(Checked):
             )
         if self.min_length >= self.max_length:
             raise ConfigError(
-                f"min_length is {self.min_length}, but max_length is {self.max_length} with "
-                "the end token; set min_length to a value below max_length"
+                f"min_length is {self.min_length}, but max_length is {self.max_length}, "
+                "which includes the end of the caption; set min_length below max_length"
             )
         if len(self.forced_words) >= self.max_length:
             raise ConfigError(
                 f"forced_words has {len(self.forced_words)} words, but max_length is "
-                f"{self.max_length} with the end token; use fewer words or a larger max_length"
+                f"{self.max_length}, which includes the end of the caption; use fewer words or a "
+                "larger max_length"
             )
         # The words are tokens here, so a word that is forced in one spelling and banned in another
         # is found too.
         if both := sorted(set(self.forced_words) & set(self.banned_words)):
             raise ConfigError(
-                f"forced_words and banned_words both contain {', '.join(both)}; remove the "
-                "common words from one of the two options"
+                f"forced_words and banned_words both contain {', '.join(both)}; remove these "
+                "words from one of the two options"
             )
 
     def _check_sampling(self) -> None:
@@ -499,8 +501,8 @@ class SearchOptions(Checked):
         for name in marked(SearchOptions, Role.CAPTIONS):
             if (count := getattr(self, name)) > self.beam_size:
                 raise ConfigError(
-                    f"{name} is {count}, but beam_size is {self.beam_size}; raise beam_size, "
-                    "or set a temperature to sample"
+                    f"{name} is {count}, but beam_size is {self.beam_size}; set beam_size to "
+                    f"{count} or more, or set temperature above 0 to sample"
                 )
 
 
@@ -666,13 +668,14 @@ class TrainConfig:
         if training.objective == "self_critical":
             if self.decoder.selection == "hard":
                 raise ConfigError(
-                    "training.objective self_critical cannot train decoder.selection hard; set it "
-                    "to soft"
+                    "training.objective self_critical cannot train decoder.selection hard; set "
+                    "decoder.selection to soft"
                 )
             if training.label_smoothing:
                 raise ConfigError(
                     f"training.label_smoothing is {training.label_smoothing}, but "
-                    "training.objective self_critical cannot use it; set it to 0"
+                    "training.objective self_critical cannot use it; set training.label_smoothing "
+                    "to 0"
                 )
         sharpens = training.sharpen_attention != 1
         for needs, given in (
@@ -683,10 +686,10 @@ class TrainConfig:
             if given and self.init_from is None:
                 raise ConfigError(
                     f"{needs} needs a trained model to start from, but init_from is not set; "
-                    "set it to a model folder"
+                    "set init_from to a model folder"
                 )
         if sharpens and self.decoder.attention not in ("additive", "concat"):
             raise ConfigError(
                 "training.sharpen_attention supports decoder.attention additive and concat, "
-                f"not {self.decoder.attention}; leave it out"
+                f"not {self.decoder.attention}; leave out training.sharpen_attention"
             )

@@ -378,7 +378,9 @@ def checked_settings(kind: Any, given: Any, section: str = "") -> dict[str, Any]
     for name, value in (given or {}).items():
         field = known.get(name)
         if field is None:
-            raise ConfigError(f"unknown setting {prefix}{name}{_suggestion(name, prefix, known)}")
+            raise ConfigError(
+                f"{prefix}{name} is an unknown setting{_suggestion(name, prefix, known)}"
+            )
         if dataclasses.is_dataclass(field.type):
             checked[name] = checked_settings(field.type, value, prefix + name)
         else:

@@ -189,8 +189,8 @@ def find_words(captions: Sequence[Caption], only: Sequence[str]) -> list[list[tu
             numbered = " ".join(f"{n} {word}" for n, word in enumerate(captions[0].words, 1))
             what = "position " if _POSITIONS.fullmatch(query) else ""
             raise ConfigError(
-                f"{what}{query!r} is not in the caption: "
-                f"{numbered or '(no words)'}; use its words or positions"
+                f"{what}{query!r} is not in the caption ({numbered or 'no words'}); use the words "
+                "or positions of this caption"
             )
     return [list(dict.fromkeys(at for each in of for at in each)) for of in found]
 

@@ -74,7 +74,7 @@ def test_faithfulness_has_options_of_its_own(tiny) -> None:
         ({"results": [{"image_id": 7.5, "caption": "a"}]}, "7.5 is not a whole number"),
         ({"results": [1]}, "not a COCO results file"),
         ({"annotations": {}}, "annotations is {}; use text"),
-        ({"metoer": True}, "unknown option metoer; did you mean meteor?"),
+        ({"metoer": True}, "metoer is an unknown option; did you mean meteor?"),
     ],
 )
 def test_wrong_arguments_of_evaluate_are_one_line(tiny, options, expected) -> None:

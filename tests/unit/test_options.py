@@ -80,12 +80,12 @@ def test_every_option_has_help_and_checks_its_values(schema) -> None:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"traning": {}}, "unknown setting traning; did you mean training?"),
-        ({"training": {"epoch": 3}}, "training.epoch; did you mean training.epochs?"),
-        ({"training": {"learning_rate": 1}}, "learning_rate; did you mean training.lr?"),
-        ({"training": {"optimizer": "sgd"}}, "training.optimizer; use epochs, batch_size,"),
-        ({"search": {"num_beams": 3}}, "search.num_beams; did you mean search.beam_size?"),
-        ({"epochs": 3}, "unknown setting epochs; did you mean training.epochs?"),
+        ({"traning": {}}, "traning is an unknown setting; did you mean training?"),
+        ({"training": {"epoch": 3}}, "training.epoch is an unknown setting; did you mean"),
+        ({"training": {"learning_rate": 1}}, "learning_rate is an unknown setting; did you mean"),
+        ({"training": {"optimizer": "sgd"}}, "an unknown setting; use epochs, batch_size,"),
+        ({"search": {"num_beams": 3}}, "setting; did you mean search.beam_size?"),
+        ({"epochs": 3}, "epochs is an unknown setting; did you mean training.epochs?"),
         ({"training": 5}, "training is 5; use a mapping of setting names to values"),
         ({"training": {"lr": "fast"}}, "training.lr is 'fast'; use a number > 0"),
         ({"training": {"lr": 0}}, "training.lr is 0; use a number > 0"),
@@ -227,7 +227,7 @@ def test_an_error_in_a_config_file_names_it(tmp_path) -> None:
     path = tmp_path / "bad.yaml"
     for text, expected in (
         ("training: {epochs: 0}", "bad.yaml: training.epochs is 0; use an integer >= 1"),
-        ("training: {epoch: 0}", "bad.yaml: unknown setting training.epoch"),
+        ("training: {epoch: 0}", "bad.yaml: training.epoch is an unknown setting"),
         ("search: {temperature: 0.5}", "search.temperature is 0.5 (sampling), but beam_size"),
         ("- a", "bad.yaml: config is ['a']; use a mapping of setting names to values"),
         ("a: [", "bad.yaml is not valid YAML"),

@@ -43,7 +43,7 @@ def test_a_folder_is_captioned_in_natural_order(
     assert [Path(str(result.photo)).name for result in streamed] == ["2.png", "10.png"]
     assert repr(streamed[0]).startswith(f"<Result {tmp_path}/2.png: <PhotoCaption '")
     for call in (captioner.caption, captioner.stream):
-        with pytest.raises(DataError, match="this folder contains no photos"):
+        with pytest.raises(DataError, match="contains no photos"):
             call(tmp_path / "empty")
 
 
@@ -82,7 +82,10 @@ def test_the_shipped_model_is_loaded_once(
         (lambda model, photo: package.evaluate(num_beams=4), "did you mean beam_size?"),
         (lambda model, photo: package.overlay(photo), "without captions; use overlay(photo, capt"),
         (lambda model, photo: package.gallery(model.caption(photo)), "pass a list of captioner.E"),
-        (lambda model, photo: model.explain(photo, "a", unknown=1), "unknown; use explain(photo, "),
+        (
+            lambda model, photo: model.explain(photo, "a", unknown=1),
+            "unknown is an unknown option; use explain(photo, ",
+        ),
         (lambda model, photo: model.explain(photo, "a", metod="x"), "did you mean method?"),
         (lambda model, photo: model(photo, 3), "caption() got too many positional arguments; use "),
         (lambda model, photo: package.load(gpu=True), 'pass device="cuda"'),
