@@ -201,8 +201,8 @@ def write_lock(
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise DataError(
-                f"another process is writing to {name or path}; wait until it ends, or choose "
-                "another name"
+                f"another process is writing to {name or path}; wait until that process ends, or "
+                "choose another name"
             ) from error
         except OSError as error:
             if error.errno not in _NO_LOCKS:

@@ -205,7 +205,8 @@ class Store:
                 old = self._bare(target.read_text(encoding="utf-8-sig"))
             except UnicodeDecodeError:
                 raise DataError(
-                    "the text is not encoded in UTF-8; convert the file or move it away"
+                    "the existing text is not encoded in UTF-8; save the file as UTF-8, or move it "
+                    "to another folder"
                 ) from None
             parts = [old] if f", {text}, " in f", {old}, " else [old, text]
             text = ", ".join(filter(None, parts if self.existing == "append" else parts[::-1]))
@@ -330,13 +331,13 @@ class Store:
             )
         if unchanged:
             self.warn(
-                f"{counted(len(unchanged), 'photo')} left unchanged, with the same caption by "
-                "captioner"
+                f"{counted(len(unchanged), 'photo')} left unchanged, because captioner wrote the "
+                "same caption before"
             )
         if protected:
             self.warn(
-                f"{counted(len(protected), 'photo')} left unchanged, with a text by a person and "
-                "with a caption that nobody has changed in the table"
+                f"{counted(len(protected), 'photo')} left unchanged, because a person wrote the "
+                "existing text and nobody edited the caption in the table"
             )
         kept = [*existing, *unchanged, *protected]
         left = {*kept}
@@ -452,7 +453,7 @@ def make_store(
             )
     if not where:
         names = ("existing", "skip_existing")
-        problem = "needs --sidecar, --embed or --in-place; add one of them or omit this option"
+        problem = "needs a destination; add --sidecar xmp, --embed FOLDER or --in-place"
         refuse(options, names, problem)
         return None
     if len(where) > 1:

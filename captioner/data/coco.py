@@ -226,7 +226,7 @@ def read_dataset(
         if ids is not None:
             raise DataError(
                 f"{source} has no captions for the photos that data.karpathy_split selects; set "
-                "the COCO captions files that contain these photos"
+                "data.train_annotations and data.val_annotations to files with these photos"
             )
         raise DataError(f"{source} has no captioned photos; use a COCO captions file")
     return locate_photos(photos, images, source)

@@ -93,8 +93,7 @@ def split_randomly(
     """
     if not (0 <= validation <= 1 and 0 <= test <= 1 and validation + test < 1):
         raise ConfigError(
-            f"validation is {validation} and test is {test}; use fractions from 0 to 1 with a sum "
-            "below 1"
+            f"val is {validation} and test is {test}; use fractions from 0 to 1 with a sum below 1"
         )
 
     def digest(name: Path) -> bytes:
@@ -105,7 +104,8 @@ def split_randomly(
     first, second = (max(1, round(len(names) * part)) if part else 0 for part in (validation, test))
     if (needed := first + second + 1) > len(names):
         raise DataError(
-            f"cannot split {counted(len(names), 'photo')}; use at least {needed} photos"
+            f"{counted(len(names), 'photo')} cannot be split with val {validation} and test "
+            f"{test}; use at least {needed} photos"
         )
     splits = ["val"] * first + ["test"] * second + ["train"] * len(names)
     split_of = dict(zip(names, splits, strict=False))

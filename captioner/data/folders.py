@@ -73,7 +73,7 @@ def find_images(
             noun = "photos" if formats == FORMATS else "videos"
             subfolders = "" if recursive else ", and subfolders are not searched"
             raise DataError(
-                f"{path}: this folder contains no {noun} ({searched}){subfolders}; pass a folder "
+                f"the folder {path} contains no {noun} ({searched}){subfolders}; pass a folder "
                 f"with {noun}"
             )
         photos += found
@@ -147,7 +147,9 @@ def without_twins(files: Sequence[str]) -> list[str]:
 
 def _unlisted(error: OSError) -> str:
     """Return a message about a folder that cannot be listed, from the error of the listing."""
-    return f"{error.filename}: this folder cannot be listed ({error.strerror})"
+    return (
+        f"{error.filename}: the folder cannot be listed ({error.strerror}); check your permissions"
+    )
 
 
 def expand_pattern(pattern: str, skipped: Skipped | None = None) -> list[str]:

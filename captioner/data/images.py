@@ -82,7 +82,7 @@ USUAL_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "HEIF")
 
 _READABLE = "JPEG, PNG, WebP, GIF, BMP or TIFF"
 _AGAIN = "copy or download the file again"
-_TOO_MANY_BYTES = f"the file has more than {MAX_STREAM_BYTES:,} bytes; pass an image file"
+_TOO_MANY_BYTES = f"the file has more than {MAX_STREAM_BYTES:,} bytes; pass a smaller image"
 
 Photo = str | os.PathLike[str] | bytes | Image.Image | NDArray[Any] | BinaryIO
 """The types that `open_image` reads."""
@@ -90,7 +90,7 @@ Photo = str | os.PathLike[str] | bytes | Image.Image | NDArray[Any] | BinaryIO
 # Remedies for values that are often mistaken for photos.
 _ALTERNATIVES = {
     "Tensor": "pass an array of shape (H, W, 3): tensor.permute(1, 2, 0).cpu().numpy()",
-    "list": "pass one photo",
+    "list": "pass a single photo",
     "generator": "pass list(photos), or use model.stream(photos)",
 }
 
@@ -284,7 +284,7 @@ def _opened(source: Photo) -> Iterator[BinaryIO]:
         kind = type(source).__name__
         raise NotAnImageError(
             "a photo must be a path, bytes, an open binary file, a Pillow image or a NumPy array, "
-            f"not {kind}; {_ALTERNATIVES.get(kind, 'convert the value')}"
+            f"not {kind}; {_ALTERNATIVES.get(kind, 'convert it to one of these')}"
         )
 
 
@@ -314,7 +314,9 @@ def open_file(path: str | os.PathLike[str]) -> BinaryIO:
     except FileNotFoundError:
         raise ImageError("the file does not exist; check its name and folder") from None
     except (OSError, ValueError) as error:
-        raise ImageError(f"the file cannot be opened ({_reason(error)}); check the path") from error
+        raise ImageError(
+            f"the file cannot be opened ({_reason(error)}); check the path and your permissions"
+        ) from error
 
 
 def _seekable(file: BinaryIO) -> BinaryIO:
@@ -671,7 +673,9 @@ def _not_an_image(
         empty = "the file is empty; copy or download it again"
         return ImageError(empty if name and Path(name).is_file() else closed)
     if kind is not None and formats is not None and not (kind is HEIC and "HEIF" in formats):
-        return NotAnImageError(f"{kind.name} is not supported here; use {_READABLE}")
+        return NotAnImageError(
+            f"the format {kind.name} is not accepted; convert the photo to {_READABLE}"
+        )
     if kind is not None and not kind.decodable:
         return NotAnImageError(kind.problem)
     if kind is not None or _SIGNATURES.match(head):

@@ -39,6 +39,7 @@ from captioner.data.formats import format_by_name
 from captioner.data.options import ColumnOptions
 from captioner.errors import ConfigError, DataError
 from captioner.files import read_input
+from captioner.messages import either
 
 USUAL = ColumnOptions()
 """Options that select columns by their usual names, such as ``file`` and ``caption``."""
@@ -509,7 +510,10 @@ def find_source(path: str | Path, layout: str = "auto") -> Path:
         if tars := sorted(path.glob("*.tar")):
             raise DataError(f"{tars[0]} is {_TAR}")
         if found:
-            raise DataError(f"{path} contains {len(found)} token files; pass one of these files")
+            raise DataError(
+                f"{path} contains {len(found)} files with captions; pass one of these files: "
+                f"{either(sorted(one.name for one in found))}"
+            )
         raise DataError(
             f"{path} contains no captions in a known layout; pass the file with the captions, such "
             "as a CSV file with the columns file and caption"

@@ -118,7 +118,9 @@ def edit_xmp(data: bytes, edit: Callable[[bytes | None], bytes | None]) -> bytes
     """
     segments, scan = _read(data)
     if any(xmp.find_description(packet).text for packet in _extended(segments)):
-        raise DataError("the photo's description is in extended XMP; use --sidecar xmp")
+        raise DataError(
+            "the photo's description is in extended XMP, which is never changed; use --sidecar xmp"
+        )
     found = _find(segments, _APP1, _XMP)
     chosen = xmp.to_edit([segments[n].data[len(_XMP) :] for n in found])
     places = [found[n] for n in chosen]
@@ -275,7 +277,8 @@ def _moved_previews(segment: _Segment, starts: Sequence[int], growth: int) -> by
         for old, offset in zip(new, offsets, strict=True):
             if offset > _SMALL and body.count(old) > found[old]:
                 raise DataError(
-                    "the EXIF data refers to a picture after the photo; use --sidecar xmp"
+                    "the EXIF data refers to a picture after the photo, which cannot be moved; use "
+                    "--sidecar xmp"
                 )
         body = re.sub(pattern, lambda offset, new=new: new[offset[0]], body, flags=re.DOTALL)  # type: ignore[misc]
     return body

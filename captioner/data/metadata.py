@@ -190,7 +190,7 @@ def _known(data: bytes) -> _Format:
         DataError: Descriptions cannot be embedded in this format.
     """
     if (kind := _format(data)) is None:
-        raise DataError("descriptions cannot be embedded in this format; use --sidecar xmp")
+        raise DataError("captions cannot be embedded in photos of this format; use --sidecar xmp")
     return kind
 
 

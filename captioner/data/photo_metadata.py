@@ -132,7 +132,7 @@ def _readable(photo: Path, *, exiftool: bool) -> bytes | None:
     if exiftool:
         return None
     raise NotEditableError(
-        "descriptions can be embedded only in JPEG, PNG, WebP and TIFF; use --sidecar xmp or add "
+        "captions can be embedded only in JPEG, PNG, WebP and TIFF; use --sidecar xmp, or add "
         "--exiftool"
     )
 

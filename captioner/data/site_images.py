@@ -31,6 +31,7 @@ PAGES = (".html", ".htm")
 _NO_URL = "http://site.invalid/"
 _ALONE = f"{EMPTY} in a link or button without text"
 _MISSING = "without alternative text"
+_REMEDY = "add the picture to the site, or correct its address in the page"
 
 
 @dataclass
@@ -192,7 +193,7 @@ def find_site_images(found: SiteImages, url: str | None = None, *, empty: bool =
             found.images.append(one)
             if missing and file not in reported:
                 reported.add(file)
-                found.problems.append(f"{name}:{image.line}: {file}: {note}")
+                found.problems.append(f"{name}:{image.line}: {file}: {note}; {_REMEDY}")
     if not found.counts:
         message = "has no images in its .html pages; pass the folder of a finished site"
         raise DataError(f"{found.site} {message}")

@@ -126,7 +126,7 @@ def write_texts(site: Path, images: Iterable[SiteImage]) -> WrittenTexts:
                 raise DataError("the file is not an .html or .htm page")
         except DataError as error:
             if any(image.note != OUTDATED for image in listed):
-                done.problems.append(f"{site / name}: {error}; use only pages below {site}")
+                done.problems.append(f"{site / name}: {error}; use only HTML pages below {site}")
             continue
         try:
             page, problems = HtmlPage(path), list[str]()

@@ -44,6 +44,9 @@ from captioner.schema import build_options, option_fields, taken
 
 _log = logging.getLogger(__name__)
 
+_BY_HAND = "remove the caption with other software, such as exiftool"
+"""The remedy for a caption that cannot be removed. Errors of writing name another remedy."""
+
 _FLAG = re.compile(
     r"--([a-z]+(?:-[a-z]+)*)(?: (txt|xmp|skip|replace-own|replace|append|prepend|photo\.jpg\.xmp))?"
 )
@@ -248,8 +251,8 @@ def apply_table(
     photos = {photo: caption for photo, caption in found.items() if caption}
     if not found:
         raise DataError(
-            f"{table}: no photo can be used ({problems[0]}); set --images to the folder of the "
-            "photos"
+            f"{table}: no photo can be used ({problems[0].partition(';')[0]}); set --images to the "
+            "folder of the photos"
         )
     yield from (f"{table}: {problem}" for problem in problems)
     store.subfolders = {photo: photo.relative_to(folder).parent for photo in photos}
@@ -286,8 +289,8 @@ def read_captions(
     texts = {photo: found[path] for photo, path in real.items() if path in found}
     if not texts:
         raise DataError(
-            f"{table} has a caption for none of the {counted(len(real), 'photo')}; use the file "
-            "that captioner wrote for these photos"
+            f"{table} has captions, but not for the {counted(len(real), 'photo')} to draw; use the "
+            "file that captioner wrote for these photos"
         )
     if missing := [photo for photo in real if photo not in texts]:
         warn(f"{table} has no caption for {first_of(missing)}; the model's caption is shown")
@@ -333,15 +336,15 @@ def remove_captions(
             except NotEditableError:
                 skipped += [path] * bool(find_inside(path).digests)
             except (DataError, OSError) as error:
-                report(problem_of(path, error, path))
+                report(problem_of(path, error, path).replace("use --sidecar xmp", _BY_HAND))
                 failed += 1
             else:
                 removed += found.own
                 kept += bool(found.text) and not found.own
     if skipped:
         report(
-            f"{first_of(skipped)} still has texts by captioner, because the format needs "
-            "exiftool; add --exiftool"
+            f"the caption was not removed from {first_of(skipped)}, because this format needs the "
+            "program exiftool; add --exiftool"
         )
     return Removed(removed, kept, failed + len(skipped))
 
@@ -375,8 +378,9 @@ def _find(
             image_size(photo)
         except DataError as error:
             reason = str(error)
-            own = reason.startswith(str(folder))
-            problems.append(reason if own else f"{name!r}: {reason}; use photos below {folder}")
+            remedy = "correct the name in the table, or set --images to the folder of the photo"
+            own = ";" in reason  # an error of the image names the file and a remedy
+            problems.append(reason if own else f"photo {name!r} in {folder}: {reason}; {remedy}")
             continue
         photos.setdefault(photo, text)
         if text is None:

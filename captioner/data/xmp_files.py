@@ -298,7 +298,7 @@ def edit_tiff(data: bytes, edit: EditPacket) -> bytes:
     count = struct.pack(f"{directory.order}{'Q' if directory.big else 'H'}", len(entries))
     whole = [count, *(entry for _, entry in sorted(entries.items())), directory.following]
     if not directory.big and len(data) > 0xFFFF0000:
-        raise DataError("the TIFF would exceed 4 GB; use --sidecar xmp")
+        raise DataError("the TIFF would exceed 4 GB with the caption; use --sidecar xmp")
     address = 8 if directory.big else 4
     first = struct.pack(word, len(data))
     return data[:address] + first + data[address + len(first) :] + b"".join(whole)

@@ -55,7 +55,10 @@ def test_corrected_captions_reach_photos(tiny, capsys) -> None:
     before = Path("holiday/b.png").read_bytes()
     capsys.readouterr()
     assert main(["apply", "captions.csv", "--in-place", "--existing", "replace-own"]) == OK
-    assert "2 photos left unchanged, with the same caption by captioner" in capsys.readouterr().err
+    assert (
+        "2 photos left unchanged, because captioner wrote the same caption"
+        in capsys.readouterr().err
+    )
     assert Path("holiday/b.png").read_bytes() == before
     assert main(["apply", "--remove", "holiday"]) == OK
     assert "removed 4 captions and kept 2 texts by people" in capsys.readouterr().err

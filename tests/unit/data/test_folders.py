@@ -92,7 +92,7 @@ def test_an_empty_folder_raises_immediately(folder: Path):
     (folder / "empty").mkdir()
     with pytest.raises(
         DataError,
-        match=r"empty: this folder contains no photos.*JPEG, .*TIFF.*, and subfolders are not",
+        match=r"empty contains no photos.*JPEG, .*TIFF.*, and subfolders are not",
     ):
         find_images([folder / "b2.jpg", folder / "empty"])
 
@@ -113,11 +113,11 @@ def test_an_entry_that_cannot_be_read_costs_no_other(folder: Path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "scandir", scandir)
         found = find_images([folder], recursive=True, skipped=skipped)
-        with pytest.raises(DataError, match=r"closed: this folder cannot be listed"):
+        with pytest.raises(DataError, match=r"closed: the folder cannot be listed"):
             find_images([folder], recursive=True)
-        with pytest.raises(DataError, match=r"closed: this folder cannot be listed"):
+        with pytest.raises(DataError, match=r"closed: the folder cannot be listed"):
             find_images([closed], skipped=skipped)
-        with pytest.raises(DataError, match=r"closed: this folder cannot be listed"):
+        with pytest.raises(DataError, match=r"closed: the folder cannot be listed"):
             expand_pattern(f"{folder}/**/*.webp")
         matched = Skipped()
         assert expand_pattern(f"{folder}/**/*.webp", matched) == [f"{folder}/sub/1.webp"]
@@ -125,7 +125,8 @@ def test_an_entry_that_cannot_be_read_costs_no_other(folder: Path):
     assert [path.name for path in found] == [
         "B1.png", "b2.jpg", "b10.JPG", "loop.jpg", "pipe.jpg", "1.webp"
     ]  # fmt: skip
-    assert skipped.unlisted == [f"{closed}: this folder cannot be listed (Permission denied)"]
+    problem = "the folder cannot be listed (Permission denied); check your permissions"
+    assert skipped.unlisted == [f"{closed}: {problem}"]
     for name, problem in (("loop", "Too many levels"), ("pipe", "a pipe, socket or device; pass")):
         with pytest.raises(ImageError, match=problem):
             open_image(folder / f"{name}.jpg")

@@ -214,7 +214,9 @@ def test_the_largest_preview_of_camera_raw_is_read_upright(orientation, tmp_path
     assert np.abs(made - np.rot90(np.asarray(large), turns).astype(int)).mean() < 3
     assert image_size(file) == made.shape[1::-1]
     np.testing.assert_array_equal(pixels(file.read_bytes()), made)  # whatever its name
-    with pytest.raises(NotAnImageError, match="camera RAW is not supported here; use JPEG"):
+    with pytest.raises(
+        NotAnImageError, match="camera RAW is not accepted; convert the photo to JPEG"
+    ):
         open_image(file, formats=USUAL_FORMATS)
     with pytest.raises(LargeImageError):
         open_image(file, max_pixels=480 * 320 - 1)
@@ -248,7 +250,7 @@ def test_heic_is_read_with_pillow_heif(tmp_path: Path):
     assert image_size(tmp_path / "a.heic") == (64, 48)
     assert "the HEIC image header is truncated or damaged; copy" in failure(heic()[:200])
     assert open_image(tmp_path / "a.heic", formats=USUAL_FORMATS).size == (64, 48)
-    with pytest.raises(NotAnImageError, match="HEIC is not supported here; use JPEG"):
+    with pytest.raises(NotAnImageError, match="HEIC is not accepted; convert the photo to JPEG"):
         open_image(tmp_path / "a.heic", formats=("JPEG",))
 
 

@@ -249,7 +249,7 @@ def test_the_captions_file_of_a_folder(tmp_path: Path):
     first = put(tmp_path / "a.token", TOKENS)
     assert find_source(tmp_path) == first
     put(tmp_path / "b.token.txt", TOKENS)
-    with pytest.raises(DataError, match=r"contains 2 token files; pass one"):
+    with pytest.raises(DataError, match=r"contains 2 files with captions; pass one"):
         find_source(tmp_path)
     assert find_source(tmp_path, "kaggle") == find_source(tmp_path, "csv") == table
     with pytest.raises(DataError, match=r"pass the file with the captions"):

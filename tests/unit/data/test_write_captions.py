@@ -94,7 +94,7 @@ def test_copies_and_sidecars_leave_the_photo_alone(photo: Path, tmp_path: Path) 
     ("caption", "options", "message"),
     [
         (dog(), {}, 'pass in_place=True, embed="folder" or sidecar="xmp"'),
-        (dog(), {"folder": "x"}, "unknown option folder; did you mean embed?"),
+        (dog(), {"folder": "x"}, "folder is an unknown option; did you mean embed?"),
         (dog(), {"sidecar": "json"}, "sidecar is 'json'; "),
         (dog(), {"in_place": True, "sidecar": "txt"}, "sidecar and in_place=True cannot be comb"),
         (dog(), {"in_place": True, "prefix": "x"}, 'prefix needs sidecar="txt"; '),
@@ -131,7 +131,8 @@ def test_apply_writes_a_table(photo: Path, tmp_path: Path) -> None:
 
     assert applied.written == 1
     assert [*map(str, applied.problems)] == [
-        f"{table}: 'missing.jpg': the file does not exist; use photos below {tmp_path}"
+        f"{table}: photo 'missing.jpg' in {tmp_path}: the file does not exist; correct the name in "
+        "the table, or set images to the folder of the photo"
     ]
     assert find_embedded(photo.read_bytes())[:1] == ("Rex",)
     assert not find_embedded(photo.read_bytes()).own
@@ -255,7 +256,7 @@ def test_captions_that_only_exiftool_can_remove_are_reported(photo: Path) -> Non
     packet = set_description(None, "a dog", mark=Mark())
     other = photo.with_suffix(".heic")
     other.write_bytes(b"\0\0\0\x18ftypheic" + packet)
-    with pytest.raises(DataError, match=r"a\.heic still has texts by captioner.*exiftool=True"):
+    with pytest.raises(DataError, match=r"not removed from .*a\.heic.*exiftool=True"):
         captioner.remove_caption(photo.parent)
     other.write_bytes(b"\0\0\0\x18ftypheic")
     assert captioner.remove_caption(photo.parent) == 0
