@@ -325,7 +325,8 @@ def grown(old: Sequence[Part], inputs: Iterable[Part], size: int) -> list[Part]:
         elif files[name] != part.bytes:
             raise ConfigError(
                 f"{name} had {files[name]:,} bytes when the job began and now has {part.bytes:,}; "
-                "put new photos into another file, or start over with --force"
+                "restore the file and put new photos into another file, or add --force to start "
+                "over"
             )
     for start in range(0, len(names), size):
         parts.append(Part(len(parts), "photos", tuple(names[start : start + size])))
@@ -404,6 +405,7 @@ class WritePart:
         if fingerprints(model.model) != self.fingerprints:
             raise DataError(
                 f"{socket.gethostname()} has a different model from the machine that started the "
-                "job; install the same captioner version, and put the model into a shared folder"
+                "job; install the same captioner version on both, and put the model into a folder "
+                "that both can read"
             )
         return load(*model.model, device=model.device, precision=model.precision)

@@ -83,10 +83,10 @@ def run_on_cluster(
     except ray.exceptions.RayError as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         if isinstance(error, ray.exceptions.WorkerCrashedError | ray.exceptions.NodeDiedError):
-            reason = f"workers died more than {RETRIES} times on one part"
+            reason = f"workers died more than {RETRIES} times on the same photos"
         raise DataError(
-            f"the Ray job failed ({reason}); check the machines' memory, then resume the job "
-            "(finished parts are kept)"
+            f"the Ray job failed ({reason}); if memory ran out, use a smaller --batch-size or "
+            "fewer --workers, then continue the job (finished parts are kept)"
         ) from error
 
 

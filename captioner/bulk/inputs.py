@@ -163,7 +163,8 @@ def _find(inputs: Iterable[str], recursive: bool) -> Iterator[str]:
             usable = [one for one in inside if _kind(one) is not None and "/." not in one]
             usable = without_twins(usable)
             if not usable:
-                remedy = "check the path" if recursive else "add --recursive to search subfolders"
+                remedy = "pass a folder with such files"
+                remedy = remedy if recursive else "add --recursive to search subfolders"
                 raise DataError(f"{name} contains no photos, Parquet files or tar files; {remedy}")
             yield from (name.rstrip("/") + one for one in sorted(usable, key=natural))
 
@@ -210,11 +211,14 @@ def _inspect_parquet(name: str, image: str | None, key: str | None) -> tuple[int
 
     with_bytes = [one.name for one in schema if is_bytes(one.type)]
     with_names = [one.name for one in schema if str(one.type) in ("string", "large_string")]
-    choices = (image, " of bytes or text", with_bytes + with_names), (key, "", schema.names)
-    for column, kind, columns in choices:
+    choices = (
+        ("--image-column", image, " of bytes or text", with_bytes + with_names),
+        ("--key-column", key, "", schema.names),
+    )
+    for option, column, kind, columns in choices:
         if column is not None and column not in columns:
             raise ConfigError(
-                f"{name} has no column {column}{kind}; choose one of {', '.join(columns)}"
+                f"{name} has no column {column}{kind}; set {option} to one of {', '.join(columns)}"
             )
     if image is not None:
         return rows, image
@@ -270,7 +274,8 @@ def read_part(part: Part) -> Iterator[Photo]:
     try:
         yield from photos
     except (OSError, tarfile.TarError, ValueError) as error:  # pyarrow's errors are ValueErrors
-        problem = f"the {part.kind} file is damaged at this point ({first_line(error)})"
+        reason = f"is damaged at this point ({first_line(error)})"
+        problem = f"the {part.kind} file {reason}; copy or download the file again"
         yield name, RemoteFile(name, problem)
 
 
@@ -282,7 +287,9 @@ def _open(photo: Photo) -> Photo:
     """
     name, source = photo
     if source is None:
-        return name, RemoteFile(name, "this row has no image")
+        return name, RemoteFile(
+            name, "the row has no photo; add the photo, or remove the row from the Parquet file"
+        )
     if isinstance(source, bytes):
         return name, RemoteFile(name, source)
     if isinstance(source, RemoteFile) or is_local(source):
@@ -302,12 +309,18 @@ def _checked(name: str) -> str | RemoteFile:
     """
     protocol = "" if is_local(name) else name.partition("://")[0]
     if is_local(name) and ".." in PurePath(name).parts:
-        problem = "a path in a Parquet file must not contain '..'"
+        problem = (
+            "the path contains '..', which is not allowed in a Parquet file; list the photos in a "
+            "file and pass it with --from-file"
+        )
     elif "::" in name or (protocol and protocol not in STORAGE):
-        problem = f"a URL in a Parquet file must be in object storage ({', '.join(STORAGE)})"
+        problem = (
+            f"the URL is not in object storage ({', '.join(STORAGE)}); copy the photo to object "
+            "storage, or to a disk that all machines share"
+        )
     else:
         return name
-    return RemoteFile(name, f"{problem}; pass a list of the photos with --from-file instead")
+    return RemoteFile(name, problem)
 
 
 def _read_tar(name: str) -> Iterator[Photo]:
@@ -339,7 +352,9 @@ def _read_tar(name: str) -> Iterator[Photo]:
         for member in chain(tar, [None]):
             if blocks:
                 skipped = counted(blocks, "damaged block")
-                problem = f"the tar file has {skipped} before this point, which cannot be read"
+                problem = (
+                    f"the tar file has {skipped} before this point; copy or download the file again"
+                )
                 yield name, RemoteFile(name, problem)
                 blocks = 0
             if member is None:

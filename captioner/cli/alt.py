@@ -107,7 +107,7 @@ def _summarize(found: AltTexts, empty: bool) -> None:
         images = "image is" if alone == 1 else "images are"
         warn(
             f"{alone:,} listed {images} the only content of a link or button, so no text is filled "
-            "in; write where the link leads"
+            "in; write a text that says where the link leads"
         )
     if (count := found.counts[EMPTY]) and not empty:
         verb = "image has" if count == 1 else "images have"

@@ -112,8 +112,8 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
         lists = [n for n, f in self.fields.items() if f.shown.positional and f.is_list]
         if extra and not lists:
             has_model = "--model" in self._option_string_actions
-            hint = f"; did you mean --model {extra[0]}?" if has_model else ""
-            self.error(f"argument {extra[0]!r} was not expected{hint}")
+            hint = f"did you mean --model {extra[0]}?" if has_model else "leave it out"
+            self.error(f"the argument {extra[0]!r} was not expected; {hint}")
         given = self._read_environment() | vars(found)
         if extra:
             given[lists[0]] = [*given.get(lists[0], []), *extra]
@@ -153,7 +153,12 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
         """Raise an error instead of printing the usage."""
         message = re.sub(r"^argument (.+?): (?=is )", r"\1 ", message)
         message = re.sub(r"^argument (.+): expected .*", r"\1 needs a value", message)
-        message = re.sub(r"^the following arguments are required: ", "missing arguments: ", message)
+        message = re.sub(r"^the following arguments are required: (.+)", r"\1 is missing", message)
+        message = re.sub(
+            r"^argument (.+): ignored explicit argument (.+)",
+            r"\1 does not accept a value; leave out \2",
+            message,
+        )
         raise ConfigError(f"{message} (see {self.prog} --help)")
 
     # --- options ---------------------------------------------------------------------------------

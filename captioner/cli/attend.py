@@ -215,7 +215,11 @@ def _check(
     wrong += [flag(name) for name in drawing if name not in own]
     wrong += ["--keywords"] if search.keywords and kind not in (Figure, Page) else []
     if wrong:
-        raise ConfigError(f"{kind.kind} does not support {', '.join(wrong)}; leave it out")
+        listed = ", ".join(wrong)
+        raise ConfigError(
+            f"{kind.kind} ({', '.join(kind.suffixes)}) does not support {listed}; leave out "
+            f"{listed}, or set -o to a file with another extension"
+        )
     if "dpi" in drawing and suffix not in (".svg", ".pdf"):
         raise ConfigError(
             f"--dpi has no effect on {suffix} files; write .svg or .pdf, or set the number of "
@@ -223,7 +227,8 @@ def _check(
         )
     if "combine" in drawing and not drawing.get("only"):
         raise ConfigError(
-            "--combine has an effect only with --only; add --only, or leave out --combine"
+            "--combine has an effect only with --only; add --only with the words to combine, or "
+            "leave out --combine"
         )
     if drawing.get("only") and drawing.get("content_words"):
         raise ConfigError("--only and --content-words both choose the words; use only one of them")
@@ -231,13 +236,13 @@ def _check(
     captions = len(options.words) or search.num_captions
     if kind is Animation and several:
         raise ConfigError(
-            "an animation shows a single model and method; leave out --compare, "
-            "and set one --method"
+            "an animation shows a single model and method; leave out --compare, and set --method "
+            "only once"
         )
     if captions > 1 and (several or kind is Animation):
         raise ConfigError(
-            "--compare, several --method and animations show one caption per photo, not "
-            f"{captions}; use --num-captions 1 or one --words"
+            "with --compare, several --method or an animation, a photo can have only one caption, "
+            f"not {captions}; set --num-captions to 1, or --words only once"
         )
 
 
@@ -252,7 +257,9 @@ def _checked_outputs(jobs: dict[Path, Path], options: AttendOptions) -> dict[Pat
     given = {*map(os.path.realpath, jobs)}  # Path.resolve raises an error for links in a circle
     for path in jobs.values():
         if os.path.realpath(path) in given:
-            raise ConfigError(f"{path} is the input photo; use a different output name")
+            raise ConfigError(
+                f"the output {path} would overwrite the input photo; set -o to another name"
+            )
     if options.output is not None:
         require_parent(Path(options.output))
     if options.skip_existing:
@@ -343,8 +350,8 @@ def _with_texts(
         yield model.explain_batch([model.prepare(open_image(result.photo))], [words], **how)
     if unknown:
         warn(
-            f"the model does not know {first_of(sorted(unknown))}; the words are shown with the "
-            "attention for an unknown word"
+            f"the model does not know {first_of(sorted(unknown))}, so each of these words is shown "
+            "with the attention for an unknown word"
         )
 
 
@@ -416,7 +423,10 @@ def _draw(
             boxes |= any(lacks_letters(c.text) for one in group.values() for c in one.captions)
         next(captioned, None)  # ends the bar
     if boxes and kind in (Figure, Animation) and path.suffix.lower() != ".svg":
-        warn("the font of pictures lacks some letters of the captions; write .svg or .html instead")
+        warn(
+            "the font of pictures lacks some letters of the captions; set -o to an .svg or .html "
+            "file"
+        )
     return failures
 
 
@@ -491,7 +501,10 @@ def _outlines(photo: Path, captions: Sequence[Caption], instances: Instances) ->
 
     ids = [i for i, one in instances.images.items() if Path(one["file_name"]).name == photo.name]
     if not ids:
-        warn(f"{photo} is not listed in {instances.path}, so no outlines are drawn")
+        warn(
+            f"{photo} is not listed in {instances.path}, so no outlines are drawn; set --instances "
+            "to the COCO instances file that lists this photo"
+        )
         return ()
     outlines: list[dict[int, list[Any]]] = [{} for _ in captions]
     for caption, by_word in zip(captions, outlines, strict=True):

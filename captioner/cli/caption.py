@@ -170,7 +170,7 @@ def _check(
         )
     if kind.medium == "videos" and not options.every:
         raise ConfigError(
-            f"--format {kind.name} is for videos; add --every 5s, or use a different format"
+            f"--format {kind.name} is for videos; add --every 5s, or use --format json"
         )
     if kind.medium == "photos" and options.every:
         raise ConfigError(
@@ -181,7 +181,7 @@ def _check(
         if "-" in options.photos:
             raise ConfigError(
                 "a photo from standard input (-) has no file name, so no caption "
-                "can be stored next to it; pass files"
+                "can be stored next to it; save the photo as a file and pass its name"
             )
         if store.existing == "skip" and options.output is not None:
             raise ConfigError(
@@ -196,7 +196,7 @@ def _check(
         if search.num_captions > 1:
             raise ConfigError(
                 f"{single} writes one caption per photo, but --num-captions is "
-                f"{search.num_captions}; set it to 1"
+                f"{search.num_captions}; set --num-captions to 1"
             )
         if search.keywords and not beside:
             raise ConfigError(
@@ -236,7 +236,7 @@ def _rows(
 
     model = load(*options.model, device=options.device, precision=options.precision)
     if wording.min_confidence is not None and (why := model.no_confidence(search)):
-        raise ConfigError(f"--min-confidence: {why}")
+        raise ConfigError(f"--min-confidence needs the confidence of captions, but {why}")
     how: Any = {"batch_size": options.batch_size, "search": search, "wording": wording}
     if every:
         yield from video_rows(model, names, read_interval(every), **how)

@@ -213,7 +213,7 @@ def choose_format(given: str | None, target: Path | None) -> CaptionFormat:
     possible = [one for one in FORMATS.values() if one.extension == suffix]
     if given == "parquet":
         raise ConfigError(
-            "--format parquet needs --engine ray; add --engine ray, or use a different format"
+            "--format parquet needs --engine ray; add --engine ray, or use --format csv"
         )
     if given is None and suffix and not possible:
         attend = suffix in _DRAWN
@@ -246,9 +246,9 @@ def read_rows(path: Path, kind: CaptionFormat, names: Iterable[Name]) -> list[Ro
         text = path.read_bytes().decode("utf-8-sig")
         return [*kind.read(text, names)] if text.strip() else []
     except (ValueError, TypeError, LookupError, csv.Error) as error:
-        remedy, reason = "repair it", first_line(error)
+        remedy, reason = "repair the file", first_line(error)
         if isinstance(error, UnicodeDecodeError):
-            remedy, reason = "save it as UTF-8, in Excel as CSV UTF-8", "it is not UTF-8 text"
+            remedy, reason = "save the file as UTF-8, in Excel as CSV UTF-8", "it is not UTF-8 text"
         elif isinstance(error, KeyError):
             reason = f"{error.args[0]} is missing"
         raise ConfigError(

@@ -128,6 +128,6 @@ def _check_names(inputs: Sequence[str]) -> None:
             raise ConfigError("--engine ray cannot read standard input (-); pass files")
         if name.startswith(("http://", "https://")):
             raise ConfigError(
-                f"{name} is a web address, which workers cannot read; pass files "
-                "or object storage (s3://...)"
+                f"{name} is a web address, which --engine ray cannot read; download the photo, or "
+                "pass an address in object storage (s3://...)"
             )

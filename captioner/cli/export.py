@@ -70,8 +70,8 @@ def export(options: ExportOptions, _: Any) -> int:
     photos = find_images(options.calibration, recursive=True)
     if options.int8 != bool(photos):
         raise ConfigError(
-            "--int8 and --calibration must be used together; add both, or leave out both: "
-            "--int8 --calibration FOLDER"
+            "--int8 and --calibration must be used together; add both (--int8 --calibration "
+            "FOLDER), or leave out both"
         )
     if options.onnxruntime_web is not None and not options.web:
         raise ConfigError(

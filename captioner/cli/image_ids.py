@@ -31,7 +31,10 @@ def image_ids(photos: Iterable[Path], annotations: str | None) -> dict[Path, int
         if not known and digits:
             image_id = int(digits[1])
         if image_id is None:
-            warn(f"{photo} has no image id; set --annotations to a file that lists this photo")
+            warn(
+                f"{photo} was left out, because it has no image id; set --annotations to a COCO "
+                "captions file that lists the photo"
+            )
         elif image_id in owners:
             raise ConfigError(
                 f"{owners[image_id]} and {photo} both have the image id {image_id}, but --format "

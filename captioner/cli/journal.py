@@ -211,8 +211,8 @@ def _unchanged(
             kept[photo] = one
     if changed:
         warn(
-            f"{first_of(changed)} has changed, but its caption may be edited and is kept; to "
-            "caption the photo again, remove its row"
+            f"{first_of(changed)} has changed, but you may have edited its caption, so the caption "
+            "is kept; to caption the photo again, remove its row from the output file"
         )
     return kept, in_file
 

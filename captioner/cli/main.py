@@ -163,9 +163,14 @@ def _report(error: BaseException, debug: bool) -> int:
     if isinstance(error, CaptionerError):
         message = str(error)
     elif isinstance(error, OSError):
-        message = f"{error.filename}: " if error.filename else ""
-        message += error.strerror or str(error)
-        message += "; use a shorter name" if error.errno == errno.ENAMETOOLONG else ""
+        message = error.strerror or str(error)
+        if error.filename:
+            advice = {
+                errno.ENOSPC: "free some disk space",
+                errno.ENAMETOOLONG: "use a shorter name",
+            }
+            remedy = advice.get(error.errno or 0, "check the name and your permissions")
+            message = f"{error.filename} cannot be read or written ({message}); {remedy}"
     elif _is_interrupt(error):
         message, code = "interrupted", INTERRUPTED
     else:

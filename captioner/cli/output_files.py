@@ -14,7 +14,7 @@ def refuse_overwrite(path: Path, force: bool) -> None:
     Pipes and devices such as ``/dev/stdout`` may exist, because writing does not replace them.
     """
     if path.is_dir():
-        raise ConfigError(f"{path} is a folder; use a file name")
+        raise ConfigError(f"the output {path} is a folder; use the name of a file")
     if path.is_file() and not force:
         raise ConfigError(f"{path} exists; add --force to overwrite it, or use a different name")
 

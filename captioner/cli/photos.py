@@ -16,6 +16,7 @@ from captioner.data.folders import Skipped, expand_pattern, find_images, without
 from captioner.data.formats import FORMATS, VIDEO, PhotoFormat, format_by_name
 from captioner.data.images import open_image
 from captioner.errors import ConfigError, DataError
+from captioner.files import read_input
 from captioner.messages import counted
 from captioner.schema import File, Shown
 
@@ -145,7 +146,9 @@ def find_photos(
                 photos.add(f"./{one}" if position and one == "-" else one, recursive)
         except DataError as error:  # e.g. an empty folder: continue with the others
             photos.problems += 1
-            warn(f"{position}{error}")
+            start = " (names in a list start from the current folder)"
+            relative = position and not Path(name).is_absolute() and not os.path.lexists(name)
+            warn(f"{position}{error}{start * bool(relative)}")
     photos.paths = list(dict.fromkeys(photos.paths))
     return photos
 
@@ -181,7 +184,7 @@ def read_names(source: str) -> list[tuple[str, str]]:
     """
     if format_by_name(source) is not None:
         raise ConfigError(f"--from-file {source} is a photo, not a list; leave out --from-file")
-    data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+    data = sys.stdin.buffer.read() if source == "-" else read_input(source, "a list of photos")
     called = "standard input" if source == "-" else source
     data = data.removeprefix(b"\xef\xbb\xbf")
     lines = data.split(b"\0") if b"\0" in data else data.splitlines()

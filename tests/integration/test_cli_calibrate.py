@@ -151,7 +151,7 @@ def test_what_a_model_cannot_be_calibrated_with(own, model, run) -> None:
     shutil.copytree(own.folder / "photos", model / "kinds" / "one")
     (model / "objects.json").write_text("[1]")
     for options, problem in (
-        (("--other-images", model / "kinds"), "has 1 folder with images; add a folder"),
+        (("--other-images", model / "kinds"), "has 1 subfolder with images; use two or more"),
         (("--objects", model / "objects.json"), "objects.json"),
         (("--temperature", 1), "temperature is 1.0, but sampled captions"),
     ):

@@ -289,7 +289,7 @@ def test_replaced_photos_of_a_corrected_file(photos, tmp_path, caption) -> None:
 
     _, _, err = caption(*again)
 
-    assert f"{first['image']} has changed, but its caption may be edited and is kept; to" in err
+    assert f"{first['image']} has changed, but you may have edited its caption" in err
     rows = list(csv.DictReader(target.read_text().splitlines()))
     assert (rows[0]["image"], rows[0]["caption"]) == (first["image"], "mine")
     assert rows[-1]["image"] == str(photos / "9.png")
@@ -346,7 +346,9 @@ def test_a_second_run_with_the_same_file_is_rejected(tiny, photos, tmp_path, cap
         journal = journal_path(target).read_bytes()
         for options in ([], ["--resume"], ["--force"]):
             code, _, err = caption(photos, "-o", target, *options)
-            problem = f"captioner: another process is writing to {target}; wait until it ends, "
+            problem = (
+                f"captioner: another process is writing to {target}; wait until that process ends, "
+            )
             assert (code, err.startswith(problem), err.count("\n")) == (NOT_DONE, True, 1)
         assert journal_path(target).read_bytes() == journal
         first.kill()
@@ -478,7 +480,7 @@ def test_text_in_another_encoding_stays(album, caption) -> None:
     code, out, err = caption(album, "--sidecar", "txt", "--existing", "append")
 
     assert (code, len(printed(out))) == (SOME_FAILED, 4)
-    assert "a.txt: the text is not encoded in UTF-8" in err
+    assert "a.txt: the existing text is not encoded in UTF-8" in err
     assert (album / "a.txt").read_bytes() == b"caf\xe9"
 
 
@@ -569,7 +571,7 @@ def test_copies_have_the_description(album, tmp_path, caption) -> None:
     code, out, err = caption(album, "--recursive", "--embed", copies)
 
     assert code == SOME_FAILED  # the GIF
-    assert "e.gif: descriptions can be embedded only in JPEG, PNG, WebP and TIFF; use" in err
+    assert "e.gif: captions can be embedded only in JPEG, PNG, WebP and TIFF; use" in err
     names = ["a.jpg", "b.jpg", "c.jpg", "d.png", "more/a.jpg"]
     assert sorted(str(p.relative_to(copies)) for p in copies.glob("**/*.*")) == names
     for name, text in printed(out).items():

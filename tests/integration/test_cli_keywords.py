@@ -108,7 +108,7 @@ def test_where_there_are_none_the_option_is_refused(own, tiny, run, tmp_path) ->
     photo = own.folder / "photos" / "1.jpg"
     for model, options, problem in (
         (own.model, ("--format", "coco"), "--format coco cannot store keywords"),
-        (tiny.model, (), "does not support keywords; add them with"),
+        (tiny.model, (), "does not support keywords; leave out keywords"),
         (tiny.model, ("--engine", "ray", "-o", tmp_path / "parts"), "captioner: --keywords is set"),
     ):
         code, _, err = run("caption", photo, "--model", model, "--keywords", 2, *options)

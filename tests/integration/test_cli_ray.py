@@ -299,7 +299,7 @@ def test_a_photo_that_kills_every_worker_ends_the_job(photos, tiny, on_ray, tmp_
     code, _, err = on_ray(*command(tiny.model, photos), *options, before=FATAL_PHOTO)
 
     assert code == NOT_DONE, err
-    assert "workers died more than 1 times on one part" in err
+    assert "workers died more than 1 times on the same photos" in err
     assert "of 2 output files are finished; to continue, run the same command" in err
     assert not (out / "part-00001.jsonl").exists()
 

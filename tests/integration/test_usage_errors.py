@@ -41,11 +41,11 @@ LINES = [
         "cannot be combined with --existing replace",
     ),
     ("caption PHOTO --in-place --existing append", "--existing append needs --sidecar txt"),
-    ("caption PHOTO --existing skip", "--existing needs --sidecar, --embed or --in-place"),
+    ("caption PHOTO --existing skip", "--existing needs a destination; add --sidecar xmp"),
     ("caption PHOTO --sidecar xmp --prefix x", "--prefix needs --sidecar txt"),
     ("caption PHOTO --sidecar txt --sidecar-name photo.xmp", "--sidecar-name needs --sidecar xmp"),
     # Lists of photos.
-    ("caption --from-file none.txt", "none.txt: No such file"),
+    ("caption --from-file none.txt", "none.txt does not exist; use a list of photos"),
     ("caption --from-file PHOTO", "1.png is a photo, not a list; leave out --from-file"),
     ("caption --from-file EMPTY", "empty.txt contains no names"),
     # Videos.
@@ -94,7 +94,7 @@ LINES = [
     ("attend PHOTO -o x.png --words dog --no-guard-endings", "guard-endings"),
     ("attend PHOTO PHOTOS -o x.png", ".html"),
     ("attend PHOTOS -o - --format gif", "one .gif file cannot show 4 photos"),
-    ("attend PHOTO -o x.npz --only dog", "an archive of maps does not support --only;"),
+    ("attend PHOTO -o x.npz --only dog", "an archive of maps (.npz) does not support --only;"),
     # Scores and confidence; no photo is captioned before.
     ("evaluate", "or results to a file of captions"),
     ("evaluate --results RESULTS", "no reference data is set; add annotations"),
@@ -135,7 +135,7 @@ LINES = [
     ("train mine.yml", "mine.yml does not exist; use a YAML config file"),
     ("train --data PHOTOS", "contains no captions in a known layout"),
     ("train --data none.csv", "none.csv does not exist; use the file with the captions"),
-    ("train --images PHOTOS", "images needs captions; add captions too"),
+    ("train --images PHOTOS", "images needs captions; add captions (--data FILE)"),
 ]
 
 
