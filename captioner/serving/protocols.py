@@ -28,7 +28,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from captioner.caption_types import Caption, Keyword
-from captioner.messages import either
+from captioner.messages import counted, either
 from captioner.serving import request_errors
 from captioner.serving.batch_endpoint import NDJSON
 from captioner.serving.json_body import Upload, from_base64
@@ -106,7 +106,7 @@ def read_fields(data: dict[str, Any], streams: bool) -> ProtocolRequest:
     try:
         photos, kinds = _photos_of(data)
     except (AttributeError, TypeError, LookupError) as error:
-        message = "images or messages are malformed; see the examples at /docs"
+        message = "images or messages are malformed; send them as in the examples at /docs"
         raise RequestError(400, "fields", message) from error
     model = str(data.get("model") or data.get("name", ""))
     names = [*kinds, *(name for name, value in data.items() if value and name not in _READ)]
@@ -142,7 +142,8 @@ def _photos_of(data: dict[str, Any]) -> tuple[list[Any], list[str]]:
 
 def _check_photos(photos: list[Any], most: int) -> None:
     if not 0 < len(photos) <= most:
-        problem = f"{len(photos)} photos; send 1 to {most} photos, in base64 or as data: URLs"
+        allowed = "one photo" if most == 1 else f"1 to {most} photos"
+        problem = f"{counted(len(photos), 'photo')}; send {allowed}, in base64 or as data: URLs"
         raise RequestError(413 if photos else 400, "fields", f"the request has {problem}")
 
 

@@ -34,8 +34,8 @@ _STATUSES = {  # statuses and reasons of the package's exceptions; subclasses be
 }
 _CODES = {"model": "model_not_found", "key": "invalid_api_key", "rate": "rate_limit_exceeded"}
 _HTTP_ERRORS = {
-    404: "this path does not exist; for captions, POST to /v1/captions (see /docs)",
-    405: "this path does not allow this method; see /docs",
+    404: "the path {path} does not exist; for captions, POST to /v1/captions (see /docs)",
+    405: "the path {path} does not support {method}; use {allow} (see /docs)",
 }
 
 
@@ -77,7 +77,12 @@ def request_error(error: Exception, scope: Scope) -> RequestError:
             return RequestError(status, reason, str(error))
     if isinstance(error, HTTPException):  # no such route or method
         status = error.status_code
-        return RequestError(status, f"http_{status}", _HTTP_ERRORS.get(status, error.detail))
+        shown = {"path": shortened(route_path(scope)), "method": scope["method"]}
+        allow = (error.headers or {}).get("Allow", "another method")
+        message = _HTTP_ERRORS.get(status, "{detail}").format(
+            **shown, allow=allow, detail=error.detail
+        )
+        return RequestError(status, f"http_{status}", message)
     _log_exception(error, scope)
     return RequestError(
         500,

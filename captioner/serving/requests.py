@@ -359,7 +359,10 @@ async def _read_json(request: Request, limits: Limits, options: Options, several
     found = shortened(", ".join(data)) or "no fields"
     given = [photo for name in NAMES if (photo := data.pop(name, None)) is not None]
     if len(given) != 1:
-        message = f"the JSON needs one field named {NAMES[several]}, but it has {found}"
+        message = (
+            f"the JSON has {found}, but needs one field named {NAMES[several]}; send the photo in "
+            "base64 in this field"
+        )
         raise RequestError(422, "fields", message)
     photos = given.pop()
     if not several and isinstance(photos, list):
@@ -392,7 +395,8 @@ async def _read_form(request: Request, limits: Limits, options: Options, several
                 raise _no_photo(found, several)
             photos, fields = photos + is_photo, fields + (not is_photo)
             if fields > MAX_OPTIONS:
-                raise RequestError(422, "fields", f"the form has more than {MAX_OPTIONS} options")
+                message = f"the form has more than {MAX_OPTIONS} options; send fewer options"
+                raise RequestError(422, "fields", message)
             continue
         if error is None:
             content.write(event.data)
@@ -429,7 +433,9 @@ def _long_text(name: str, hint: str = "; send a shorter text") -> RequestError:
 
 def _no_photo(found: dict[str, None], several: bool) -> RequestError:
     names = shortened(", ".join(found)) or "no fields"
-    message = f"the form needs a file field named {NAMES[several]}, but it has {names}"
+    field = NAMES[several]
+    message = f"the form has {names}, but needs a file field named {field}"
+    message += f"; send the photo in this field, with curl: -F {field}=@photo.jpg"
     return RequestError(422, "fields", message)
 
 
@@ -446,5 +452,8 @@ async def _events(request: Request, most: float) -> AsyncGenerator[File | FormFi
         decoder.receive_data(None)
         decoder.next_event()
     except (ValueError, RequestEntityTooLarge) as error:
-        message = "the form is malformed, or ends before its last boundary; send it again"
+        message = (
+            "the form is malformed, or ends before its last boundary; build the form with an HTTP "
+            "library, and send it again"
+        )
         raise RequestError(400, "form", message) from error

@@ -124,7 +124,7 @@ def origin_check(options: ServeOptions) -> Callable[[Scope], RequestError | None
         foreign = origin is not None and origin.lower().partition("://")[2] != host.lower()
         if foreign or headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
             message = f"cross-origin requests are not allowed (Origin: {(origin or 'none')[:100]})"
-            hint = "use the page of this server, or start the server with --allow-origin"
+            hint = "use the page of this server, or start the server with --allow-origin ORIGIN"
             return RequestError(403, "origin", f"{message}; {hint}")
         return None
 
@@ -241,7 +241,9 @@ def checks(keys: ApiKeys | None, per_minute: int) -> list[Any]:
             if wait:
                 message = f"too many wrong API keys from this address; try again in {wait} s"
                 raise RequestError(429, "key", message, retry_after=wait)
-            message = "the API key is unknown; check it, or ask for a new one"
+            message = (
+                "the API key is unknown; check the key, or ask the server's operator for a new key"
+            )
             raise RequestError(401, "key", message)
         request.state.api_key = name
 

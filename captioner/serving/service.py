@@ -318,8 +318,12 @@ class Service:
             (count, self.in_flight, self.options.max_queue, ""),
         ):
             if held + min(needed, most) > most:
-                message = f"{held} requests {whose}are in flight (the limit is {most}); try again "
-                raise RequestError(429, "queue", f"{message}after Retry-After seconds")
+                message = (
+                    f"{held} requests {whose}are in progress (the limit is {most}); wait as long "
+                )
+                raise RequestError(
+                    429, "queue", f"{message}as the header Retry-After says, then try again"
+                )
         self.in_flight += count
         self._several_held += several
         self._held[client] += count

@@ -93,7 +93,7 @@ def test_requests(server):
         ("curl -d @photo.jpg URL/v1/captions", "use --data-binary instead of -d"),
         ("curl -d '{\"image\": 3}' URL/v1/captions", "send Content-Type: application/json"),
         ("curl -F image=@photo.jpg URL/captions", "for captions, POST to /v1/captions"),
-        ("curl URL/v1/captions", "this path does not allow this method; see /docs"),
+        ("curl URL/v1/captions", "the path /v1/captions does not support GET; use POST"),
     ],
 )
 def test_errors_explain_what_to_do(server, command, error):

@@ -163,8 +163,8 @@ def check_search(model: StoredModel) -> None:
     options = model.search
     if options.certainty and not (_has_truth(model) and model.grammar is not None):
         raise ConfigError(
-            f"the model's config.json sets certainty to {options.certainty}, but the model lacks a "
-            "calibrated reading of photos or a grammar; set it to 0 in a copy of the model, or run "
+            f"the model's config.json sets certainty to {options.certainty}, but the model cannot "
+            "judge whether its words are true; set certainty to 0 in a copy of the model, or run "
             "scripts/fit_reading.py and captioner calibrate"
         )
     for name in changed(options):

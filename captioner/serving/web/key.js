@@ -40,7 +40,7 @@ const fetchWithKey = (() => {
       if (response.status !== 401) return response;
       if (sessionStorage.getItem(STORED) !== key) continue; // a parallel request has got a key
       const message = key
-        ? "The server does not accept this API key."
+        ? "The server does not accept this API key. Enter a different key."
         : "This server needs an API key. It is kept until you close this tab.";
       if (!(await ask(message))) return response;
     }

@@ -26,13 +26,13 @@ const PROBLEMS = {
     "Settings, Camera, Formats, Most Compatible).",
   AVIF: "This is an AVIF photo, which this browser cannot convert. Save it as JPEG.",
   PDF: "This is a PDF, not a photo. Save its pages as JPEG or PNG.",
-  video: "This is a video, not a photo.",
+  video: "This is a video, not a photo. Save its frames as JPEG or PNG.",
   unknown: "This is not a photo. Choose a JPEG, PNG, WebP, GIF, BMP or TIFF file.",
 };
 
 /** `{kind, problem}` of a file; the problem is a sentence, or empty if the file can be captioned. */
 async function examine(file) {
-  if (file.size === 0) return { kind: "empty", problem: "This file is empty." };
+  if (file.size === 0) return { kind: "empty", problem: "This file is empty. Copy or download it again." };
   let head;
   try {
     head = new Uint8Array(await file.slice(0, 64).arrayBuffer());

@@ -28,7 +28,7 @@ async function requestCaptions(body, query, signal) {
   };
   const response = await fetchWithKey(`v1/captions?${query}`, request).catch((error) => {
     if (signal.aborted) throw error;
-    throw new RequestError("The server does not respond. Check that it is running.");
+    throw new RequestError("The server does not respond. Check the network and that the server is running.");
   });
   if (response.status === 401) throw new KeyMissing(); // before a parallel request asks again
   const answer = await response.json().catch(() => ({}));
@@ -45,7 +45,7 @@ function retryAfter(response) {
 
 /** The server's message as a sentence, without the decoder's details and without commands. */
 function plainWords(status, message) {
-  if (!message) return `The server cannot caption this photo (status ${status}).`;
+  if (!message) return `The server cannot caption this photo (status ${status}). Try again later.`;
   const text = message
     .replace(/[;:] [^;:]*(--data-binary|curl)[\s\S]*$/, "")
     .replace(/^the photo: /, "")

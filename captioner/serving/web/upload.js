@@ -17,7 +17,7 @@ class Upload {
     const made = await mine;
     if (made.body.size > limits.max_bytes) {
       const [size, limit] = [made.body.size, limits.max_bytes].map(byteCount);
-      throw new Error(`This file has ${size}, but the server accepts at most ${limit}.`);
+      throw new Error(`This file has ${size}, but the server accepts at most ${limit}. Save a smaller copy.`);
     }
     return made;
   }
@@ -54,7 +54,8 @@ class Upload {
     const fits = Math.min(side / Math.min(width, height), Upload.MAX_SIDE / Math.max(width, height));
     const canvas = paintedOnWhite(bitmap, width, height, Math.min(1, fits));
     return new Promise((resolve, reject) => {
-      const done = (blob) => (blob ? resolve(blob) : reject(new Error("This photo cannot be converted.")));
+      const problem = "This browser cannot convert this photo. Save it as JPEG.";
+      const done = (blob) => (blob ? resolve(blob) : reject(new Error(problem)));
       canvas.toBlob(done, "image/jpeg", quality);
     });
   }

@@ -58,7 +58,7 @@ INVALID = [
     ({"candidates": 128}, "should be less than or equal to 20 (the server's max_beam)"),
     ({"words": "zebra"}, "the model does not know zebra"),
     ({"words": "a", "beam_size": 2, "seed": 1}, "leave out beam_size, seed, or"),
-    ({"num_captions": 3}, "num_captions is 3, but beam_size is 2; raise beam_size"),
+    ({"num_captions": 3}, "num_captions is 3, but beam_size is 2; set beam_size to 3"),
     ({"beam_size": [1, 2]}, "beam_size is ['1', '2']; input should be a valid integer"),
     ({"beam_size\n": 2}, "'beam_size\\n' is not an option of this endpoint"),
 ]

@@ -214,8 +214,8 @@ async def test_errors_of_the_whole_request(serve):
     """Before the first result, an error has its own status. After it, it is the last line."""
     server = await serve()
     for form, message in {
-        parts(file(png(), "photos"))[0]: "needs a file field named images, but it has photos",
-        parts(option("num_captions", "9"), file(png()))[0]: "beam_size is 2; raise beam_size",
+        parts(file(png(), "photos"))[0]: "has photos, but needs a file field named images",
+        parts(option("num_captions", "9"), file(png()))[0]: "beam_size is 2; set beam_size to",
     }.items():
         response = await open_batch(server, (form, parts()[1]), **LINES).response()
         assert response.status == 422

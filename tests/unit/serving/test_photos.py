@@ -252,7 +252,7 @@ REFUSED = {
     "wrong name": (
         parts(option("seed", "3"), file(png(), "photo")),
         422,
-        "image, but it has seed, photo",
+        "the form has seed, photo, but needs a file field named image",
     ),
     "no @": (parts(option("image", "photo.jpg")), 422, "put @ before the file name: -F image=@"),
     "two photos": (parts(file(png()), file(png())), 422, "several photos to POST /v1/batch"),
@@ -268,7 +268,11 @@ REFUSED = {
     "no object": (as_json(["abc"]), 422, "the JSON is not an object; send "),
     "null": (as_json({"image": None}), 422, "image is null; send a photo in base64"),
     "list": (as_json({"image": [text(png())]}), 422, "send several photos to POST /v1/batch"),
-    "both": (as_json({"image": "", "images": []}), 422, "one field named image, but it has im"),
+    "both": (
+        as_json({"image": "", "images": []}),
+        422,
+        "the JSON has image, images, but needs one",
+    ),
     "URL": (as_json({"image": "https://example.org/"}), 422, "the URL or path https://example.o"),
     "path": (as_json({"image": "/etc/passwd"}), 422, "the server does not fetch or open files; se"),
     "file name": (as_json({"image": "photo.jpg"}), 422, "the URL or path photo.jpg, but"),

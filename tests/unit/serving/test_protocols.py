@@ -275,7 +275,7 @@ async def test_any_content_type_and_prefix(serve):
 async def test_what_is_refused(serve):
     """The error is one line, even if the request is long."""
     server, photo = await serve(), {"images": [text(RED)]}
-    malformed = "images or messages are malformed; see the examples at /docs"
+    malformed = "images or messages are malformed; send them as in the examples at /docs"
     for body, status, problem in (
         (photo | {"tools": [{"type": "function"}]}, 400, "tools is not supported"),
         (photo | {"format": "json"}, 400, "format is not supported"),
@@ -301,7 +301,7 @@ async def test_what_is_refused(serve):
         ({"messages": "x" * 5000}, 400, malformed),
         ({"messages": [{"content": [{}] * 500}] * 9}, 400, "the request has 0 photos"),
         ({"messages": [{"content": [{}] * 10_000}]}, 413, "more than 10,000 values"),
-        ({"messages": [{"images": [5] * 9_000}]}, 413, "the request has 9000 photos"),
+        ({"messages": [{"images": [5] * 9_000}]}, 413, "the request has 9,000 photos"),
     ):
         response = await ask(server, "/api/chat", body)
         assert (response.status, problem in response.error) == (status, True), body

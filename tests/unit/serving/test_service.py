@@ -167,7 +167,7 @@ async def test_one_client_cannot_hold_all_slots(serve, model):
     await until(lambda: server.service.in_flight == 2)
     third = await server.post(png()).response()
     assert third.status == 429
-    assert "2 requests of yours are in flight (the limit is 2)" in third.error
+    assert "2 requests of yours are in progress (the limit is 2)" in third.error
     other = server.post(png((3, 3, 3)), client="2001:db8::1")
     await until(lambda: server.service.in_flight == 3)
     model.gate.set()

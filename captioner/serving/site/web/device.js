@@ -126,7 +126,7 @@ class Device {
       const adapter = await navigator.gpu.requestAdapter().catch(() => null);
       await this.ready.catch(() => {});
       if (adapter) this.ready = this.start(true).catch(() => this.start(false)); // the CPU's files are cached
-      else this.note.textContent = "This browser has no access to a GPU.";
+      else this.note.textContent = "This browser has no access to a GPU, so the model stays on the CPU.";
       this.ready.catch(() => {});
     });
   }

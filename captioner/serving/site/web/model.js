@@ -51,7 +51,7 @@ export class Model {
     const rewards = this.config.truth && new Rewards(this.config, options, reading.searchTruths());
     const wanted = { alternatives: count, rewards };
     const [best, ...others] = await search(stepper(), options, this.config.words, wanted);
-    if (best === undefined) throw new Error("No caption satisfies the search options of this model.");
+    if (best === undefined) throw new Error("No caption satisfies these options. Choose other options.");
     const rest = options.certainty ? await continuation(stepper(), best.tokens, options, this.config.words) : null;
     const more = { ...this.judged(best, reading, memory, style, options), leftOut: rest && withTruths(rest) };
     return { width, height, captions: [data(best, more), ...others.map((found) => data(found))] };
@@ -76,7 +76,8 @@ export class Model {
     }
     if (given.has("neutral")) options.neutral = given.get("neutral") === "true";
     if (options.num_captions > options.beam_size) {
-      throw new Error(`${options.num_captions} captions need a beam size of ${options.num_captions} or more.`);
+      const count = options.num_captions;
+      throw new Error(`${count} captions need a beam size of ${count} or more. Raise the beam size.`);
     }
     return options;
   }

@@ -127,9 +127,7 @@ def test_the_confidence_is_left_out_where_it_does_not_apply(exported, tmp_path) 
 
 def test_a_certainty_needs_a_reading(tmp_path) -> None:
     exported = write_exported(tmp_path / "exported", certainty=0.5)
-    with pytest.raises(
-        ConfigError, match=r"certainty to 0\.5, but the model lacks a calibrated reading"
-    ):
+    with pytest.raises(ConfigError, match=r"certainty to 0\.5, but the model cannot judge"):
         site_of(exported)
 
 
