@@ -157,13 +157,13 @@ def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> Searc
     unknown = [word for word in options.forced_words if word not in vocabulary]
     if unknown:
         raise ConfigError(
-            f"forced_words contains {', '.join(unknown)}, which the model does not know; use "
-            "words from the model's vocabulary"
+            f"forced_words contains {', '.join(unknown)}, which the model does not know; "
+            f"{vocabulary.advice(unknown[0])}"
         )
     if options.neutral and (replaced := NEUTRAL_WORDS.keys() & set(options.forced_words)):
         raise ConfigError(
-            f"forced_words contains {', '.join(sorted(replaced))}, but the option 'neutral' never "
-            "writes such words; change one of the two options"
+            f"forced_words contains {', '.join(sorted(replaced))}, but neutral is set and never "
+            "writes such words; leave out these words, or set neutral to false"
         )
     endings = BAD_ENDINGS if options.guard_endings else ()
     return SearchTokens(

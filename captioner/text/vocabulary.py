@@ -157,16 +157,21 @@ class Vocabulary:
         words = self.tokenize(text)
         unknown = [word for word in words if word not in self]
         if unknown or not words:
-            problem = "it has no words"
+            problem = "the text has no words"
             if unknown:
                 problem = f"the model does not know {first_of(unknown)}"
-            # Only for one word, because each comparison with the vocabulary takes 10 ms.
-            close = difflib.get_close_matches(unknown[0], self._ids, 2, 0.7) if unknown else []
-            remedy = f"use some of the {counted(len(self._ids), 'word')} in its config.json"
-            if close:
-                remedy = f"use words that it knows, such as {either(close)}"
+            remedy = self.advice(unknown[0] if unknown else "")
             raise ConfigError(f"caption {text!r}: {problem}; {remedy}")
         return words
+
+    def advice(self, word: str) -> str:
+        """Return the remedy for an unknown word, as the end of an error message.
+
+        A comparison with the vocabulary takes 10 ms, so this is called for one word per message.
+        """
+        if close := difflib.get_close_matches(word, self._ids, 2, 0.7):
+            return f"use words that the model knows, such as {either(close)}"
+        return f"use some of the {counted(len(self._ids), 'word')} in the model's config.json"
 
     def start(self, style: str = "") -> int:
         """Return the start token of a style, or of the default style if the name is empty.
