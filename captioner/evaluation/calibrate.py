@@ -146,7 +146,8 @@ def check(
         raise ConfigError(f"the confidence of this model cannot be checked: {reason}")
     if calibrator.threshold is None and not given.judged:
         raise ConfigError(
-            "the model's confidence was fitted to judgements; set judged to a table of judgements"
+            "the model's confidence was fitted to judgements; set judged to a CSV file of "
+            "judgements"
         )
     work = _Work(model, given, options, on_error)
     if missing := {task.style for task in work.tasks} - calibrator.intercepts.keys():
@@ -398,8 +399,8 @@ class _Work:
         ]  # fmt: skip
         if not examples:
             raise DataError(
-                "no photo could be read, or no caption has a judgement; check the photos and the "
-                "judgements"
+                "no caption can be used, because no photo could be read or no caption has a "
+                "judgement; set images to the photos, and judged to judgements of the captions"
             )
         return examples
 
@@ -418,8 +419,8 @@ class _Work:
                 found[folder.name] = seen
         if len(found) < 2:
             raise DataError(
-                f"{self.given.other_images} has {counted(len(found), 'folder')} with images; add a "
-                "folder for each kind, and use two or more kinds"
+                f"{self.given.other_images} has {counted(len(found), 'subfolder')} with images; "
+                "use two or more subfolders, one for each kind of image"
             )
         return found
 

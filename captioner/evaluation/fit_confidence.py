@@ -229,8 +229,8 @@ def fit_truth(examples: Sequence[ScoredCaption]) -> WordTruth | None:
     search_scale, search_shift, search_bias = fitted()
     if min(scale, search_scale) <= 0:
         raise DataError(
-            "the model's reading of photos does not separate true words from false words; add "
-            "photos with several captions each, or run scripts/fit_reading.py again"
+            "the words that the model predicts for photos do not separate true from false words; "
+            "add photos with several captions each, or run scripts/fit_reading.py again"
         )
     return WordTruth(
         scale, log_prob_weight, bias, shift / scale,
@@ -478,7 +478,11 @@ def cross_validate(examples: Sequence[ScoredCaption], recipe: Recipe) -> Judged:
         rule = f"have a CIDEr-D of {recipe.threshold} or more" if recipe.threshold else "are right"
         raise DataError(
             f"{right} of {count} captions {rule}, but at least 10 must be right and 10 wrong; "
-            + ("set a different threshold" if recipe.threshold else "add photos")
+            + (
+                f"{'lower' if right < 10 else 'raise'} threshold"
+                if recipe.threshold
+                else "add photos"
+            )
         )
     for others, own in _folds(examples):
         calibrator = fit([examples[i] for i in others], recipe)

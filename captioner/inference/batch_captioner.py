@@ -280,8 +280,9 @@ class BatchCaptioner(Portable):
         can_check = self._truth is not None and self.stored.grammar is not None
         if options is not None and options.certainty and not can_check:
             raise ConfigError(
-                f"certainty is {options.certainty}, but the model lacks a calibrated reading of "
-                "photos or a grammar; use 0, or run scripts/fit_reading.py and captioner calibrate"
+                f"certainty is {options.certainty}, but the model cannot judge whether its words "
+                "are true; set certainty to 0, or run scripts/fit_reading.py and captioner "
+                "calibrate"
             )
         if type(alternatives) is not int or alternatives < 0:
             raise ConfigError(f"alternatives is {alternatives!r}; use an integer of at least 0")

@@ -224,7 +224,10 @@ def no_confidence(
     style = options.style or next(iter(styles), "")
     if style not in calibrator.intercepts:
         known = ", ".join(calibrator.intercepts)
-        return f"the model is calibrated for style {known}, not {style}; run captioner calibrate"
+        return (
+            f"the model is calibrated for style {known}, not {style}; set style to a calibrated "
+            f"style, or run captioner calibrate with --styles {style}"
+        )
     return None
 
 
@@ -282,5 +285,6 @@ def read_arrays(
         yield header, arrays
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(
-            f"{path} is damaged or from a later release ({error}); delete the file or {advice}"
+            f"{path} is damaged or from a later captioner release ({error}); update captioner, "
+            f"delete the file, or {advice}"
         ) from error

@@ -137,8 +137,8 @@ def config_errors(folder: Path) -> Iterator[None]:
     except (KeyError, TypeError, ValueError, AttributeError, CaptionerError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise ModelError(
-            f"{folder / CONFIG} is not a valid captioner model config ({reason}); copy the "
-            "whole folder again"
+            f"{folder / CONFIG} is not a valid captioner model config ({reason}); correct "
+            "the file, or copy the whole folder again"
         ) from error
 
 

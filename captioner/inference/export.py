@@ -113,7 +113,8 @@ def export(
         if not difference <= TOLERANCE:
             raise ModelError(
                 f"the exported graphs of {path} differ from the model by {difference:.2g} in the "
-                f"log-probability of a word (allowed: {TOLERANCE:g}); nothing was written"
+                f"log-probability of a word (allowed: {TOLERANCE:g}), so nothing was written; "
+                "update torch and onnx, or use the model without exporting it"
             )
         equal = _quantize(new, config, photos) if photos else None
         sizes = {one.name: one.stat().st_size / 1e6 for one in sorted(new.iterdir())}
@@ -290,7 +291,8 @@ def _write(graph: Graph, inputs: Mapping[str, Tensor], path: Path, what: str) ->
             )
     except Exception as error:  # the exporter's errors have no common class
         raise ConfigError(
-            f"{what} cannot be exported to ONNX ({first_line(error):.160})"
+            f"{what} cannot be exported to ONNX ({first_line(error):.160}); use the model with "
+            "PyTorch, without exporting it"
         ) from error
     assert program is not None
     model = program.model_proto

@@ -169,5 +169,6 @@ def save_model(folder: str | Path, stored: StoredModel) -> None:
                     (new / name).write_bytes(content)
     except OSError as error:
         raise ModelError(
-            f"cannot save {folder} ({error.strerror}); its previous contents are unchanged"
+            f"cannot save {folder} ({error.strerror}), so its contents are unchanged; check your "
+            "permissions and the free disk space"
         ) from error

@@ -102,7 +102,8 @@ def fetch(model: HubModel, files: Sequence[str], **options: Any) -> Path:
             int(json.loads((first / CONFIG).read_text(encoding="utf-8"))["format_version"])
         except (ValueError, OSError, KeyError, TypeError) as error:
             raise ModelError(
-                f"{model} is not a captioner model: it has no {CONFIG} with a format_version"
+                f"{model} is not a captioner model, because it has no {CONFIG} with a "
+                "format_version; use a model that was uploaded with captioner push"
             ) from error
         return download(first.name, files)  # the same commit, even if the branch moves
 
@@ -150,8 +151,8 @@ def push(
             held = api.model_info(target.repo)
             if private and not held.private:
                 raise ConfigError(
-                    f"hf:{target.repo} exists and is public, but private is set; change its "
-                    "visibility on the hub, use another name, or leave out private"
+                    f"hf:{target.repo} exists and is public, but private is set; make the "
+                    "repository private on the hub, use another name, or leave out private"
                 )
             if CONFIG in [sibling.rfilename for sibling in held.siblings or ()]:
                 fetch(HubModel(target.repo), [CONFIG], token=token)
@@ -191,7 +192,10 @@ def _errors(model: HubModel) -> Iterator[None]:
             reason = error.__cause__  # the error itself only reports "not in the cache"
         own = getattr(reason, "server_message", None) or str(reason)
         text = " ".join(own.split()) or type(reason).__name__
-        raise ModelError(f"{model}: {text}") from error
+        raise ModelError(
+            f"{model} cannot be used ({text.rstrip('.')}); check the name, your access and the "
+            "network"
+        ) from error
     finally:
         logger.setLevel(level)
 

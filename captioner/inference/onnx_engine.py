@@ -73,8 +73,8 @@ class OnnxEngine:
         self.device: Any = "cpu"
         if precision not in ("auto", self.precision):
             raise ConfigError(
-                f"precision is {precision!r}, but {folder} was exported in {self.precision!r}; use "
-                "'auto', or the model folder that it was exported from"
+                f"precision is {precision!r}, but {folder} was exported in {self.precision!r}; set "
+                "precision to 'auto', or use the model folder that was exported"
             )
         providers = _providers(device, folder)
         self.encoder = _session(folder / ENCODER_GRAPH, providers)

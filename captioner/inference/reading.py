@@ -42,7 +42,10 @@ MIN_PROBABILITY = 0.3
 """Smallest probability of a keyword. Less probable keywords are left out."""
 LEAST_ODDS = float(np.log(MIN_PROBABILITY / (1 - MIN_PROBABILITY)))
 
-NO_KEYWORDS = "does not support keywords; add them with scripts/fit_reading.py"
+NO_KEYWORDS = (
+    "does not support keywords; leave out keywords, or add them to the model with "
+    "scripts/fit_reading.py"
+)
 """The end of an error message, which begins with the name of a model."""
 
 _Array = NDArray[np.float32]

@@ -117,7 +117,7 @@ def size_errors(name: str, size: int | None) -> Iterator[None]:
             raise
         raise ConfigError(
             f"encoder {name} does not support photos of {size} x {size} pixels "
-            f"({first_line(error)}); use another image size"
+            f"({first_line(error)}); set encoder.image_size to a size that the encoder supports"
         ) from error
 
 
@@ -318,7 +318,8 @@ def load_weights(backbone: nn.Module, name: str, weights: str) -> None:
         if WEIGHT_PACKAGES[weights] != name:
             raise ConfigError(
                 f"encoder.weights {weights!r} belongs to {WEIGHT_PACKAGES[weights]!r}, but "
-                f"encoder.name is {name!r}; change one of the two settings"
+                f"encoder.name is {name!r}; set encoder.name to {WEIGHT_PACKAGES[weights]!r}, or "
+                "choose other weights"
             )
         # The tensors in the package have the same order as in timm, but other names.
         held = _read_weights(package_file(weights))

@@ -28,9 +28,14 @@ def setting_warnings(setup: Setup, total_steps: int) -> list[str]:
     truncated = sum(END not in caption for caption in captions) / len(captions)
     longer = sum(len(words) > config.search.max_length for words in captions) / len(captions)
     lacking, lower = f"the vocabulary of {config.init_from} lacks", ""
+    if not config.data.extend_vocabulary:
+        lower = "; set data.extend_vocabulary to true"
     if config.init_from is None:
         threshold = config.data.vocabulary_threshold
-        lacking, lower = f"data.vocabulary_threshold {threshold} leaves out", "; lower it"
+        lacking, lower = (
+            f"data.vocabulary_threshold {threshold} leaves out",
+            "; lower data.vocabulary_threshold",
+        )
     by_loss = training.select == "loss"
     steadier = "" if by_loss else ", or set training.select to loss, which is steadier"
     single = len(val) == 1 and training.select == "CIDEr"

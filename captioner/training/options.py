@@ -28,7 +28,7 @@ class OwnDataOptions(ColumnOptions):
         for name in ("images", *option_fields(ColumnOptions)):
             if self.captions is None and getattr(self, name) is not None:
                 also = ", or data.images for prepared captions" if name == "images" else ""
-                raise ConfigError(f"{name} needs captions; add captions too{also}")
+                raise ConfigError(f"{name} needs captions; add captions (--data FILE){also}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,9 @@ def check_replaced(data: OwnDataOptions, given: Mapping[str, Any]) -> None:
     """
     for name in ("train_annotations", "val_annotations", "images", "karpathy_split"):
         if data.captions is not None and name in given.get("data", {}):
-            instead = "use images instead" if name == "images" else "leave it out"
+            instead = (
+                "use the option images instead" if name == "images" else f"leave out data.{name}"
+            )
             raise ConfigError(f"data.{name} cannot be combined with a captions file; {instead}")
 
 
@@ -94,7 +96,8 @@ def prepared(config: TrainConfig, data: TrainOptions) -> Iterator[TrainConfig]:
                 if data.resume and file.exists() and file.read_bytes() != made.read_bytes():
                     raise DataError(
                         f"{file} was prepared from other captions or photos, or with a different "
-                        "--val; to resume, pass the same ones again, or use another --run-folder"
+                        "--val; to resume, pass the same captions, photos and --val, or set "
+                        "another --run-folder"
                     )
                 atomic_write(file, made.read_bytes())
             files = [*own]

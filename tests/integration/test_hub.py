@@ -121,7 +121,9 @@ def test_another_kind_of_model_is_refused_before_its_weights(hub):
     hub.repos["me/empty"] = Repo()
 
     for name in ("google/bert", "someone/yolo"):
-        with pytest.raises(ModelError, match=rf"^hf:{name} is not a captioner model: .*no "):
+        with pytest.raises(
+            ModelError, match=rf"^hf:{name} is not a captioner model, because it has no "
+        ):
             captioner.load(f"hf:{name}")
     with pytest.raises(ModelError, match=r"^hf:me/empty"):
         captioner.load("hf:me/empty")
@@ -135,7 +137,7 @@ def test_another_kind_of_model_is_refused_before_its_weights(hub):
     ("command", "name", "message"),
     [
         ("caption", "hf:me/none", "hf:me/none does not exist or is private; check the name, or"),
-        ("caption", "hf:me/pets@v9", "hf:me/pets@v9: Invalid rev id: v9"),
+        ("caption", "hf:me/pets@v9", "hf:me/pets@v9 cannot be used (Invalid rev id: v9); check"),
         ("caption", "hf:pets", "'hf:pets' is not the name of a model on the hub; use hf:user/name"),
         ("push --private", "hf:me/pets", "hf:me/pets exists and is public"),
         ("push", "hf:me/bert", "hf:me/bert is not a captioner model"),
@@ -172,10 +174,10 @@ def test_a_hub_that_refuses(status, problem, hub, model, run):
         code, _, err = run(*command)
         [line] = err.splitlines()
         assert code == NOT_DONE
-        assert line.startswith(f"captioner: hf:me/new: {problem}")
+        assert line.startswith(f"captioner: hf:me/new cannot be used ({problem}); check")
     if status == 503:
         assert said("hf:me/pets") == before
-        with pytest.raises(ModelError, match=r"^hf:me/other: .*local_files_only"):
+        with pytest.raises(ModelError, match=r"^hf:me/other cannot .*local_files_only"):
             captioner.Captioner.from_pretrained("me/other", local_files_only=True)
 
 

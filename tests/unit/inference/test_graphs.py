@@ -199,7 +199,10 @@ def test_folders_of_both_kinds_are_refused_together(pair) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"precision": "bf16"}, "precision is 'bf16', but .* was exported in .fp32.; use .auto."),
+        (
+            {"precision": "bf16"},
+            "precision is 'bf16', but .* was exported in .fp32.; set precision to .auto.",
+        ),
         ({"device": "cuda:7"}, "device 'cuda:7' is not available for the exported model"),
     ],
 )
@@ -317,7 +320,7 @@ def test_a_mechanism_that_cannot_be_exported_is_named(tmp_path, monkeypatch) -> 
     config = DecoderConfig(embed_dim=5, hidden_dim=6, dropout=0.0, attention="general")
     model = write_model(tmp_path / "model", config)
 
-    problem = r"the decoder with attention general cannot be exported to ONNX \(no such operator\)$"
+    problem = r"the decoder with attention general cannot be exported to ONNX \(no such operator\);"
     with pytest.raises(ConfigError, match=problem):
         export(model, tmp_path / "exported")
     assert not (tmp_path / "exported").exists()

@@ -192,5 +192,5 @@ def test_cached_features_are_read_as_photos_are(with_reading) -> None:
 def test_keywords_of_a_model_without_them_are_an_error(stored_model) -> None:
     model = Captioner(stored_model, device="cpu", precision="fp32")
 
-    with pytest.raises(ConfigError, match="does not support keywords; add them with"):
+    with pytest.raises(ConfigError, match="does not support keywords; leave out keywords"):
         model.caption(photo(), keywords=3)
