@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import pickle
@@ -24,7 +25,12 @@ from captioner.errors import ConfigError, DataError
 from captioner.inference import captioner as module
 from captioner.inference.captioner import Captioner
 from captioner.inference.photo_caption import PhotoCaption
-from captioner.options import SearchOptions
+from captioner.options import SearchOptions, TrainConfig
+
+SETTINGS = types.SimpleNamespace(**vars(TrainConfig()))
+"""All training settings, without their sections."""
+for section in filter(dataclasses.is_dataclass, vars(TrainConfig()).values()):
+    vars(SETTINGS).update(vars(section))
 
 
 def test_a_folder_is_captioned_in_natural_order(
@@ -145,6 +151,7 @@ def test_decorated_functions_keep_their_errors_and_can_be_pickled():
         (PhotoCaption, PhotoCaption._hints),
         (package, hints.FUNCTIONS),
         (SearchOptions, hints.SEARCH_OPTIONS),
+        (SETTINGS, hints.SETTINGS),
     ],
 )
 def test_every_hint_names_something_that_exists(owner: object, table: dict[str, str]):
