@@ -146,8 +146,8 @@ def check(
         raise ConfigError(f"the confidence of this model cannot be checked: {reason}")
     if calibrator.threshold is None and not given.judged:
         raise ConfigError(
-            "the model's confidence was fitted to judgements; set judged to a CSV file of "
-            "judgements"
+            "the confidence of this model was fitted to captions that people judged; to check it, "
+            "set judged to a CSV file with such judgements"
         )
     work = _Work(model, given, options, on_error)
     if missing := {task.style for task in work.tasks} - calibrator.intercepts.keys():

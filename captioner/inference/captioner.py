@@ -308,8 +308,8 @@ class Captioner(BatchCaptioner, Hinting):
         texts = [self.known_words(text) for text in words]
         if texts and (refused := sorted(search.keys() - {"style"})):
             raise ConfigError(
-                f"{refused[0]} cannot be combined with words, which replace the search; leave out "
-                "one of them"
+                f"words sets the caption, so the search option {refused[0]} has no effect; leave "
+                "out one of them"
             )
         if not isinstance(batch_size, int) or batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size!r}; use an integer of at least 1")

@@ -138,7 +138,7 @@ def test_judged_captions_take_the_place_of_references(own, model, run, tmp_path)
     assert report["groups"][""]["score"] == pytest.approx((60 + 59 * 0.75) / 119)
     assert run(*command, "--check")[0] == OK
     code, _, err = run("calibrate", "--check", "--model", model, *own.arguments)
-    assert (code, "fitted to judgements" in err) == (NOT_DONE, True)
+    assert (code, "set judged to" in err) == (NOT_DONE, True)
 
     for text in ("image,caption\n0.png,a\n", "image,caption,grade\n0.png,a,good\n", "caf\xe9\n"):
         table.write_text(text, encoding="latin-1")
