@@ -47,7 +47,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "samples": {"temperature": 0.85, "candidates": 16, "rare_words": 0.4},
     "forced": {"forced_words": ["dog", "grass"]},
     "banned": {"banned_words": ["man", "a"]},
-    "min_length": {"min_length": 14, "length_penalty": 1.0, "block_ngrams": 2},
+    "min_length": {"min_length": 14, "block_ngrams": 2},
     "max_length": {"max_length": 5, "guard_endings": True, "block_repeats": False},
 }
 METHODS = ("attention", "attention_gate", "gradient_input", "grad_cam", "occlusion")
