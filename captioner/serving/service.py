@@ -14,6 +14,7 @@ disconnects frees its place in the queue at once. Nothing is written to disk.
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -120,7 +121,7 @@ class Service:
 
         def release() -> None:
             self._releasing = None
-            loop.run_in_executor(None, release_freed_memory)
+            loop.run_in_executor(None, _release_memory)
 
         if self._releasing is None:
             loop = asyncio.get_running_loop()
@@ -336,6 +337,13 @@ class Service:
                 self._release()
             self._held[client] -= count
             self._held += Counter()  # removes clients without slots
+
+
+def _release_memory() -> None:
+    # Figures of Matplotlib refer to themselves. Without a collection, they would stay in memory for
+    # a long time: 250 MB after 24 figures. A collection takes 0.1 s.
+    gc.collect()
+    release_freed_memory()
 
 
 async def disconnected(request: Request) -> NoReturn:
