@@ -24,6 +24,7 @@ from pages import ROOT
 
 from captioner.serving.security import ApiKeys
 from captioner.serving.server import free_address
+from captioner.serving.service import DECODERS, LARGE_PIXELS
 
 DEPLOY = ROOT / "deploy"
 PHOTOS = sorted((ROOT / "assets" / "examples").glob("*.jpg"))
@@ -278,6 +279,12 @@ def test_kubernetes_manifest_fits_the_server(monkeypatch):
     assert ports == {"http": options.port, "metrics": options.metrics_port}
     wait = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
     assert pod["terminationGracePeriodSeconds"] >= wait + options.drain_delay + options.grace + 10
+    memory = container["resources"]["limits"]["memory"]
+    pixels = DECODERS * LARGE_PIXELS + options.max_pixels  # at most 27 bytes each
+    most = 700_000_000 + options.max_queue * options.max_bytes + 27 * pixels
+    assert int(memory.removesuffix("Gi")) << 30 >= most
+    assert f"MemoryMax={memory[:-1]}" in (DEPLOY / "captioner.service").read_text()
+    assert f"mem_limit: {memory[:-1].lower()}" in (DEPLOY / "compose.yaml").read_text()
     assert pod["enableServiceLinks"] is False  # otherwise CAPTIONER_PORT is an address
     assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
     assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
