@@ -438,6 +438,28 @@ def joint_truth(truth: NDArray[np.floating[Any]]) -> float:
     return float(known.prod()) if len(known) else float("nan")
 
 
+def as_written(caption: Caption, text: str) -> Caption:
+    """Return a caption that shows a person's text, with its capitals and punctuation.
+
+    The text is complete, so the caption has no left-out words.
+
+    Args:
+        caption: The caption with the words of the text.
+        text: The text. If it does not contain the caption's words in order, such as an empty text,
+            the caption is returned unchanged.
+    """
+    lower, starts, at = text.lower(), list[int](), 0
+    for word in caption.words:
+        at = lower.find(word, at)
+        if at < 0 or len(lower) != len(text):  # some letters become two letters in lower case
+            return caption
+        starts.append(at)
+        at += len(word)
+    ends = [*starts[1:], len(text)]
+    pieces = (text[start:end] for start, end in zip([0, *starts[1:]], ends, strict=True))
+    return replace(caption, pieces=tuple(pieces), left_out=None) if starts else caption
+
+
 def text_of(words: tuple[str, ...], pieces: tuple[str, ...]) -> str:
     """Return a sentence, made from its pieces if it has any, and otherwise from its words."""
     return "".join(pieces).strip() if pieces else join_words(words)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Interval
 
-from captioner.caption_types import END_NAME, Caption
+from captioner.caption_types import END_NAME, Caption, as_written
 from captioner.cli.arguments import command
 from captioner.cli.console import hint, warn
 from captioner.cli.main import NOT_DONE, OK, SOME_FAILED
@@ -454,14 +454,15 @@ def _picture(
             read = open_image(each.photo).size if name == STDIN else None
             archive.add(name, each.captions, read)
         return archive
+    captions = [as_written(caption, one.text) for caption in one.captions]
     if kind is Animation:
-        return animate(one.photo, one.captions[0], **drawing)
+        return animate(one.photo, captions[0], **drawing)
     if kind is Page:
         size = {} if others else {"panel_size": PageOptions.panel_size}
         return gallery(group.values(), **size | drawing)
     return overlay(
         one.photo,
-        one.captions,
+        captions,
         labels=one.labels,
         outlines=() if instances is None else _outlines(photo, one.captions, instances),
         alternatives=options.alternatives or 0,
@@ -482,7 +483,7 @@ def _save(made: Drawing, path: Path, group: Mapping[Path, Entry], options: Atten
     for photo, entry in group.items():
         names = cycle(f" ({name})" if name else "" for name in _names(options))
         for caption, name in zip(entry.captions[:: len(options.methods)], names, strict=False):
-            print(printable(f"{photo}: {caption.text}{name}"), flush=True)
+            print(printable(f"{photo}: {entry.text or caption.text}{name}"), flush=True)
             if options.words:
                 end = caption.log_prob - float(caption.log_probs.sum())
                 each = [*zip(caption.words, caption.log_probs, strict=True), (END_NAME, end)]

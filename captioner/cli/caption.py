@@ -190,7 +190,7 @@ def _check(
             )
     if target is None:
         refuse(options, ("resume",), "continues an output file, but -o is not set; add -o FILE")
-    new_file(target, options.force or options.resume)
+    _check_output(options, store, target)
     beside = flags_given(options, *marked(CaptionOptions, PLACE))
     for single in [*beside, *[f"--format {kind.name}"] * kind.one_caption]:
         if search.num_captions > 1:
@@ -207,6 +207,17 @@ def _check(
                 f"{single} cannot mark the unsure captions of --min-confidence; add "
                 "--if-unsure skip or --if-unsure hedge"
             )
+
+
+def _check_output(options: CaptionOptions, store: Store | None, target: Path | None) -> None:
+    """Raise an error if the output file cannot be written, or would be overwritten."""
+    kept = options.force or options.resume
+    if target is not None and target.is_file() and store is None and not (options.every or kept):
+        raise ConfigError(
+            f"{target} exists; add --resume to keep its captions and to caption only new photos, "
+            "or --force to caption all photos again and to lose corrected captions"
+        )
+    new_file(target, kept)
 
 
 def _check_videos(options: CaptionOptions) -> None:

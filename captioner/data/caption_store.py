@@ -336,8 +336,8 @@ class Store:
             )
         if protected:
             self.warn(
-                f"{counted(len(protected), 'photo')} left unchanged, because a person wrote the "
-                "existing text and nobody edited the caption in the table"
+                f"{first_of(protected)} left unchanged, because a person wrote the existing text "
+                "and nobody edited the caption in the table"
             )
         kept = [*existing, *unchanged, *protected]
         left = {*kept}

@@ -126,7 +126,10 @@ def write_texts(site: Path, images: Iterable[SiteImage]) -> WrittenTexts:
                 raise DataError("the file is not an .html or .htm page")
         except DataError as error:
             if any(image.note != OUTDATED for image in listed):
-                done.problems.append(f"{site / name}: {error}; use only HTML pages below {site}")
+                done.problems.append(
+                    f"{site / name}: {error}; use only HTML pages below {site}, and if the page "
+                    "was renamed, change its name in the column 'page' of the table"
+                )
             continue
         try:
             page, problems = HtmlPage(path), list[str]()
@@ -163,7 +166,7 @@ def _texts(
             now = totals[one.identity[:2]].split()[-1]
             problem = f"is number {one.number} in the table, but the page has {now}; {_UPDATE}"
         elif image is None:
-            problem = f"was not found in the page; {_UPDATE}"
+            problem = f"was not found in the page with this picture and link; {_UPDATE}"
         elif image in used:
             problem = "has several reviewed rows in the table; delete all but one"
         elif not one.text and image.needs_text:
