@@ -12,7 +12,7 @@ from cutting import cut
 from hypothesis import given
 from hypothesis import strategies as st
 
-from captioner.caption_types import Caption, CropBox, Keyword, join_words, phrases_of
+from captioner.caption_types import Caption, CropBox, Keyword, as_written, join_words, phrases_of
 from captioner.text.tokenizer import tokenize
 
 
@@ -61,6 +61,25 @@ def test_joined_words_tokenize_to_the_same_words(parts) -> None:
     words = tokenize(" ".join(parts))
 
     assert tokenize(join_words(words)) == words
+
+
+@pytest.mark.parametrize(
+    ("typed", "pieces"),
+    [
+        ('My Dog, "Rex"!', ("My ", 'Dog, "', 'Rex"!')),
+        ("  my dog rex", ("  my ", "dog ", "rex")),
+        ("My cat Rex", ()),  # other words: nothing changes
+        ("", ()),
+    ],
+)
+def test_a_text_as_a_person_wrote_it(typed, pieces) -> None:
+    zeros = np.zeros(3, np.float32)
+    caption = Caption(("my", "dog", "rex"), zeros, np.zeros((3, 2, 3), np.float32), zeros, -1.5)
+
+    written = as_written(caption, typed)
+
+    assert written.pieces == pieces
+    assert written.text == (typed.strip() if pieces else "my dog rex")
 
 
 def test_attributes_of_a_caption() -> None:
