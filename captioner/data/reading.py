@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections import deque
@@ -93,5 +94,6 @@ def photo_bar(photos: Iterable[Any] | None = None, *, shown: bool = True, **opti
     lines: dict[str, Any] = {
         "bar_format": "{desc}{n_fmt} of {total_fmt} {unit}s, {rate_fmt}, {remaining} left",
         "delay": 60, "mininterval": 60, "maxinterval": 60, "miniters": 1, "leave": False,
+        "file": io.StringIO(),  # tqdm.write would print the lines on standard error again
     }  # fmt: skip
     return Lines(photos, **lines | how)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
+from tqdm import tqdm
 
 from captioner.data.reading import photo_bar, read_ahead, read_batches
 from captioner.errors import ImageError
@@ -86,6 +88,8 @@ def test_progress_is_a_line_per_minute_if_there_is_no_terminal(monkeypatch, caps
     monkeypatch.setattr("tqdm.std.time", lambda: now[0])
     for _ in photo_bar(range(5), total=5):
         now[0] += 40  # after 80 and 160 seconds, a minute has passed since the last line
-    lines = capsys.readouterr().err.splitlines()
+        tqdm.write("a warning", file=sys.stderr)
+    printed = capsys.readouterr().err.split("a warning\n")
+    lines = "".join(printed).splitlines()
     assert [line.split(",")[0] for line in lines] == ["2 of 5 photos", "4 of 5 photos"]
     assert lines[0].endswith("02:00 left")
