@@ -35,7 +35,8 @@ def test_texts_are_suggested_reviewed_and_written(tiny, site) -> None:
         "1.png", "2.png", "gone.png", "https://cdn.example/a.jpg",
     ]  # fmt: skip
     assert found.counts['with alt=""'] == 1
-    assert found.problems == ["index.html:4: gone.png: the file does not exist"]
+    [problem] = found.problems
+    assert problem.startswith("index.html:4: gone.png: the file does not exist")
     text = captioner.load(tiny.model).caption(site / "1.png", beam_size=1).text
     assert found.images[0].alt.lower() == f"{text}."
     assert (site / "index.html").read_text() == PAGE
