@@ -113,14 +113,16 @@ def continued(
             rows = [row for row in rows if row["image"] not in again]
             in_rows = {row["image"] for row in rows}
             finished = len(kept)
-            others, gone = ([], 0) if corrected else _others(names, known)
+            others, deleted = ([], []) if corrected else _others(names, known)
             if rows or known:
                 in_file = len(in_rows - {*names.values()})
-                warn(f"{target}: {_kept(finished, in_file or len(others), gone)}")
+                warn(f"{target}: {_kept(finished, in_file or len(others), len(deleted))}")
             state = {"corrected": True} if rows else {}
             _append(journal, "", written, state)
             for name, (stamp, one) in edited.items():
                 _append(journal, name, stamp, one)
+            for name in deleted:  # so that the row does not return if the folder disappears later
+                _append(journal, name, [], {})
             with hint(progress, "with --resume"):
                 yield all_rows()
         except BaseException:
@@ -140,23 +142,25 @@ def _append(journal: TextIO, name: str, stamp: list[int], row: Row) -> None:
 
 def _others(
     names: Mapping[Path, Name], known: Mapping[str, tuple[list[int], Row]]
-) -> tuple[list[Row], int]:
-    """Return the rows of finished photos that are not among the inputs.
+) -> tuple[list[Row], list[str]]:
+    """Return the rows of finished photos that are not among the inputs, without deleted photos.
 
-    Rows of deleted photos are left out. If the folder of a photo is missing too, the row is kept,
-    because a disk may be disconnected.
+    If the folder of a photo is missing or empty, the photo is not deleted, because a disk may be
+    disconnected.
 
     Returns:
-        The rows, and the number of deleted photos.
+        The rows, and the paths of deleted photos.
     """
-    inputs = {*map(str, names)}
-    finished = {
-        Path(name): row
-        for name, (_, row) in known.items()
-        if name not in inputs and "captions" in row
-    }
-    found = [row for path, row in finished.items() if path.exists() or not path.parent.exists()]
-    return found, len(finished) - len(found)
+    inputs, rows, deleted = {*map(str, names)}, list[Row](), list[str]()
+    for name, (_, row) in known.items():
+        if name in inputs or "captions" not in row:
+            continue
+        path = Path(name)
+        if path.exists() or not path.parent.is_dir() or not any(path.parent.iterdir()):
+            rows.append(row)
+        else:
+            deleted.append(name)
+    return rows, deleted
 
 
 def _kept(finished: int, others: int, gone: int) -> str:

@@ -287,10 +287,11 @@ class Service:
         seconds = self.options.timeout
 
         def late() -> RequestError:
-            problem = f"captioning took longer than {seconds:g} s"
+            problem = f"the request took longer than {seconds:g} s"
             why = f"the server is busy or the request is costly ({cost:,} steps of the decoder)"
-            hint = "use a smaller beam_size, num_captions or max_length, or method=attention"
-            message = f"{problem}, because {why}; {hint}, or try again"
+            hint = "send fewer requests at once, above all for figures"
+            options = "a smaller beam_size, num_captions or max_length, or method=attention"
+            message = f"{problem}, because {why}; {hint}, use {options}, or try again"
             return RequestError(503, "time", message)
 
         left = [] if request is None else [disconnected(request)]
