@@ -2,12 +2,13 @@
 
 While ``captioner caption -o FILE`` runs, finished captions go to ``FILE.resume`` (JSON Lines). The
 first line contains the settings. Each further line contains a photo's path, its size and
-modification time, and its row. A line with the path "" is added each time FILE itself is written:
+modification time, and its row. The last line of a photo counts. A line with the path "" is added
+each time FILE itself is written:
 
-    ["a.jpg", [81234, 1700000000000000000], {"image": "a.jpg", "captions": [...]}]
+    ["/photos/a.jpg", [81234, 1700000000000000000], {"image": "a.jpg", "captions": [...]}]
     ["", [7123, 1700000001000000000], {}]
 
-The modification time (ns) shows whether a photo has changed, and the size (bytes) too for FILE. An
+The size (bytes) and the modification time (ns) show whether a photo or FILE has changed. An
 incomplete last line, left by a killed process, is ignored. If the user has corrected FILE, its rows
 are kept unchanged (see `cli.caption_formats`), and the journal stores their captions as {"text":
 ...}.
@@ -19,6 +20,7 @@ killed run is not locked.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,6 +29,7 @@ from typing import Any, TextIO
 from captioner.cli.caption_formats import CaptionFormat, read_rows
 from captioner.cli.console import hint, warn
 from captioner.cli.rows import Name, Row
+from captioner.data.photo_metadata import find_inside
 from captioner.errors import ConfigError
 from captioner.files import check_same, named_after, remove_temporary, write_lock
 from captioner.messages import counted, first_of
@@ -81,7 +84,7 @@ def continued(
         path.open("r+", encoding="utf-8") as journal,
     ):
         remove_temporary(target)
-        known, written, corrected = _read(journal, target, settings, resume=resume, force=force)
+        known, last, corrected = _read(journal, target, settings, resume=resume, force=force)
 
         def all_rows() -> Iterator[Row]:
             """Yield the rows of the file, and add the rows of new photos to the journal."""
@@ -94,7 +97,7 @@ def continued(
                 one = kept.get(photo)
                 if one is None:
                     one = next(new)
-                    _append(journal, str(photo), stamps[photo], one)
+                    _append(journal, _key(photo), stamps[photo], one)
                     finished += "captions" in one
                 yield one | {"image": name}  # --annotations may have changed the name
             for _ in new:  # no rows are left, but only this completes the progress bar
@@ -113,12 +116,13 @@ def continued(
             rows = [row for row in rows if row["image"] not in again]
             in_rows = {row["image"] for row in rows}
             finished = len(kept)
-            others, deleted = ([], []) if corrected else _others(names, known)
+            others, deleted = ([], []) if corrected else _others(target, names, known)
             if rows or known:
                 in_file = len(in_rows - {*names.values()})
                 warn(f"{target}: {_kept(finished, in_file or len(others), len(deleted))}")
             state = {"corrected": True} if rows else {}
-            _append(journal, "", written, state)
+            if last != (last[0], state):
+                _append(journal, "", last[0], state)
             for name, (stamp, one) in edited.items():
                 _append(journal, name, stamp, one)
             for name in deleted:  # so that the row does not return if the folder disappears later
@@ -140,27 +144,52 @@ def _append(journal: TextIO, name: str, stamp: list[int], row: Row) -> None:
         print(json.dumps([name, stamp, row]), file=journal, flush=True)
 
 
+def _key(photo: Path) -> str:
+    """Return the name of a photo in the journal, the same in whatever folder the command runs."""
+    return os.path.abspath(photo)  # noqa: PTH100 - keeps links
+
+
 def _others(
-    names: Mapping[Path, Name], known: Mapping[str, tuple[list[int], Row]]
+    target: Path, names: Mapping[Path, Name], known: Mapping[str, tuple[list[int], Row]]
 ) -> tuple[list[Row], list[str]]:
     """Return the rows of finished photos that are not among the inputs, without deleted photos.
 
-    If the folder of a photo is missing or empty, the photo is not deleted, because a disk may be
-    disconnected.
-
     Returns:
-        The rows, and the paths of deleted photos.
+        The rows, and the journal's names of the deleted photos.
+
+    Raises:
+        ConfigError: A row has the same name as a different photo among the inputs.
     """
-    inputs, rows, deleted = {*map(str, names)}, list[Row](), list[str]()
+    inputs, rows, deleted = {*map(_key, names)}, list[Row](), list[str]()
+    given = {*names.values()}
     for name, (_, row) in known.items():
         if name in inputs or "captions" not in row:
             continue
-        path = Path(name)
-        if path.exists() or not path.parent.is_dir() or not any(path.parent.iterdir()):
-            rows.append(row)
-        else:
+        if _is_deleted(Path(name)):
             deleted.append(name)
+        elif row["image"] in given:
+            raise ConfigError(
+                f"{target} already has a caption with the name {row['image']!r} for a different "
+                f"photo, {name}; set -o to a different file"
+            )
+        else:
+            rows.append(row)
     return rows, deleted
+
+
+def _is_deleted(photo: Path) -> bool:
+    """Return whether a photo was deleted.
+
+    If its folder is missing, empty or cannot be read, a disk may only be disconnected.
+    """
+    try:
+        photo.stat()
+    except FileNotFoundError:
+        with suppress(OSError):
+            return any(photo.parent.iterdir())
+    except OSError:
+        pass
+    return False
 
 
 def _kept(finished: int, others: int, gone: int) -> str:
@@ -190,49 +219,50 @@ def _unchanged(
     Args:
         names: The photos, with their names in the file.
         stamps: Size and modification time of each photo.
-        known: Stamp and row of each photo that the earlier run has finished, by path.
+        known: Stamp and row of each photo that the earlier run has finished, by `_key`.
         of_file: Captions in the file as the user may have edited them, by photo name.
 
     Returns:
-        The rows of the photos that keep their captions, by photo. Then the new stamps and rows of
-        the photos with a row in the file, by path, for the journal.
+        The rows of the photos that keep their captions, by photo. Then the journal's entries that
+        have to be added, because a stamp or a row has changed.
     """
     kept: dict[Path, Row] = {}
-    in_file: dict[str, tuple[list[int], Row]] = {}
+    new: dict[str, tuple[list[int], Row]] = {}
     changed = []
     for photo, stamp in stamps.items():
-        before, one = known.get(str(photo), ([], {}))
-        # captioner keeps the time when it writes metadata into a photo, which changes its size.
-        same = before[1:] == stamp[1:] != []
+        before, one = known.get(_key(photo), ([], {}))
+        same_time = before[1:] == stamp[1:] != []
         if (text := of_file.get(names[photo])) is not None:
             captions = one.get("captions")
-            if before and not same and captions and text.startswith(captions[0]["text"]):
-                continue
-            if before and not same:
+            if before and not same_time:
+                if captions and text.startswith(captions[0]["text"]):
+                    continue
                 changed.append(photo)
             kept[photo] = one
-            in_file[str(photo)] = stamp, one or {"text": text}
-        elif "captions" in one and same:  # an error is tried again
+            new[_key(photo)] = stamp, one or {"text": text}
+        # captioner keeps the time when it writes metadata, which changes the size. An error is
+        # tried again.
+        elif "captions" in one and same_time and (before == stamp or find_inside(photo).digests):
             kept[photo] = one
+            new[_key(photo)] = stamp, one
     if changed:
         warn(
             f"{first_of(changed)} has changed, but you may have edited its caption, so the caption "
             "is kept; to caption the photo again, remove its row from the output file"
         )
-    return kept, in_file
+    return kept, {key: entry for key, entry in new.items() if known.get(key) != entry}
 
 
 def _read(
     journal: TextIO, target: Path, settings: dict[str, Any], *, resume: bool, force: bool
-) -> tuple[dict[str, tuple[list[int], Row]], list[int], bool]:
+) -> tuple[dict[str, tuple[list[int], Row]], tuple[list[int], Row], bool]:
     """Read the journal of an earlier run, and prepare it so that lines can be added.
 
     The journal begins anew with the settings if it has no finished photo, or because of ``force``.
 
     Returns:
-        The entries by photo, the size and modification time of the file that the run wrote, and
-        whether to keep the file's rows. The rows are kept if the file was written without
-        ``--resume`` or has changed since.
+        The entries by `_key`, the last entry about the file itself, and whether to keep the file's
+        rows. The rows are kept if the file was written without ``--resume`` or has changed since.
     """
     known: dict[str, tuple[list[int], Row]] = {}
     before, end = None, 0
@@ -241,13 +271,13 @@ def _read(
         end = journal.tell()
         while (line := journal.readline()).endswith("\n"):
             name, stamp, one = json.loads(line)
-            known[name] = stamp, one
+            known[name and _key(Path(name))] = list(stamp), dict(one)
             end = journal.tell()
-    written, state = known.pop("", ([], {}))
+    last = known.pop("", ([], {}))
     done = sum("captions" in one or "text" in one for _, one in known.values())
     over = not done or (force and not (resume and before == settings))
     if over:
-        known, written, state = {}, [], {}
+        known, last = {}, ([], {})
     elif not resume:
         raise ConfigError(
             f"{journal.name} contains {counted(done, 'photo')} from an earlier run; add --resume "
@@ -259,8 +289,8 @@ def _read(
     journal.truncate()
     if over:
         print(json.dumps(settings), file=journal, flush=True)
-    changed = target.exists() and (_stamp(target) != written or "corrected" in state)
-    return known, written, changed and not force
+    changed = target.exists() and (_stamp(target) != last[0] or "corrected" in last[1])
+    return known, last, changed and not force
 
 
 def _stamp(path: Path) -> list[int]:

@@ -22,7 +22,7 @@ import pytest
 from PIL import Image
 from tiny_data import noise_photos
 
-from captioner import load
+from captioner import load, write_caption
 from captioner.cli import caption as caption_module
 from captioner.cli.journal import journal_path
 from captioner.cli.main import INTERRUPTED, NOT_DONE, OK, SOME_FAILED
@@ -198,10 +198,8 @@ def test_resume_captions_what_is_new_or_changed(
     shutil.copy(tiny.photos / "1.png", photos / "20.png")
     shutil.copy(tiny.photos / "2.png", photos / "3.png")
     os.utime(photos / "4.png", ns=(1, 1))
-    tagged = photos / "7.png"  # metadata was written, and the time was kept
-    time = tagged.stat().st_mtime_ns
-    tagged.write_bytes(tagged.read_bytes() + b"metadata")
-    os.utime(tagged, ns=(time, time))
+    write_caption(photos / "7.png", load(tiny.model).caption(photos / "7.png"), in_place=True)
+    opened.clear()
     (photos / "5.png").unlink()
     code, _, err = caption(*arguments)
 
@@ -235,6 +233,21 @@ def test_resume_keeps_the_rows_of_photos_that_are_not_among_the_inputs(
         photo.unlink()
     assert caption(tiny.photos, *arguments)[0] == OK
     assert sorted((tmp_path / "x.csv").read_text().splitlines()[1:]) == sorted(kept + new)
+
+
+def test_resume_does_not_confuse_photos_of_the_same_name(
+    tiny, photos, tmp_path, monkeypatch, caption
+) -> None:
+    arguments = ("1.png", "-o", tmp_path / "x.json", "--resume")
+    monkeypatch.chdir(photos)
+    assert caption(*arguments)[0] == OK
+    before = (tmp_path / "x.json").read_text()
+    monkeypatch.chdir(tiny.photos)
+
+    code, _, err = caption(*arguments)
+
+    assert (code, str(photos / "1.png") in err) == (NOT_DONE, True)
+    assert (tmp_path / "x.json").read_text() == before
 
 
 def lines_of(path: Path) -> list[str]:
