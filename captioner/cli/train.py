@@ -99,6 +99,11 @@ def check_config_file(path: str) -> None:
         ConfigError: The path leads to captions or photos. The message shows how to train on them.
     """
     file = Path(path)
+    if (file / RUN_CONFIG).is_file():
+        raise ConfigError(
+            f"{path} is a run folder, not a config file; to continue the run, run captioner train "
+            f"--run-folder {path} --resume"
+        )
     try:
         detect_layout(find_source(file))
     except DataError as error:
@@ -129,6 +134,11 @@ def train(options: TrainCommandOptions, given: dict[str, Any]) -> int:
         saved_config = Path(changes.get("run_folder", TrainConfig.run_folder), RUN_CONFIG)
         if saved_config.is_file():
             options = replace(options, settings=[str(saved_config), *options.settings])
+        elif not options.settings:
+            raise ConfigError(
+                f"{saved_config.parent} contains no run to continue; set --run-folder to a folder "
+                "with a run"
+            )
     config = read_config(options, changes)
     state = Path(config.run_folder, STATE)
     saved = f"the training state is saved in {state.parent}"

@@ -29,6 +29,11 @@ class OwnDataOptions(ColumnOptions):
             if self.captions is None and getattr(self, name) is not None:
                 also = ", or data.images for prepared captions" if name == "images" else ""
                 raise ConfigError(f"{name} needs captions; add captions (--data FILE){also}")
+        if self.captions is None and self.val != OwnDataOptions.val:
+            raise ConfigError(
+                f"val is {self.val}, but only captions (--data FILE) are split; add captions, or "
+                "leave out val"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
