@@ -10,6 +10,8 @@ from captioner.data.site_images import SiteImage, SiteImages
 from captioner.data.site_texts import OUTDATED, read_rows
 from captioner.errors import DataError
 
+CHANGED = "the page has changed around this image, so review its text again"
+"""Note on a row that has lost its mark."""
 _Place = tuple[str, str, str, str]
 """The page and the identity of an image (see ``HtmlImage.identity``)."""
 _Features = tuple[str, str, str]
@@ -88,6 +90,8 @@ def _update(found: SiteImages, row: SiteImage, one: SiteImage, *, sure: bool = T
     row.before, row.tag, row.number = one.before, one.tag, one.number
     if row.reviewed and not sure:
         row.reviewed = False
+        # With a new note, the page does not restore the mark that the browser has stored.
+        row.note = row.note or CHANGED
         found.unsure.append(row)
 
 
