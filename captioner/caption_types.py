@@ -6,6 +6,7 @@ All arrays are NumPy arrays, so that captions can be drawn and stored without to
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
@@ -448,7 +449,8 @@ def as_written(caption: Caption, text: str) -> Caption:
         text: The text. If it does not contain the caption's words in order, such as an empty text,
             the caption is returned unchanged.
     """
-    lower, starts, at = text.lower(), list[int](), 0
+    text = unicodedata.normalize("NFC", text)  # as the tokenizer does
+    lower, starts, at = text.lower().replace("\u2019", "'"), list[int](), 0
     for word in caption.words:
         at = lower.find(word, at)
         if at < 0 or len(lower) != len(text):  # some letters become two letters in lower case

@@ -111,8 +111,8 @@ _BARE_PNG = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"eXIf"}
 _PNG_CICP = re.compile(rb"\x00\x00\x00\x04cICP(..)", re.DOTALL)
 _HEIF_CICP = re.compile(rb"colrnclx\x00(.)\x00(.)", re.DOTALL)
 _BY_CAMERA = re.compile(
-    r"\W*|.*digital (still )?camera.*|sony dsc|dcim\S*|exif.jpeg.picture|samsung|default|untitled|"
-    "cof|dav|edf|hdr|oznor|sdr",
+    r"\W*|([\w-]+ )?digital (still )?camera|sony dsc|dcim\S*|exif.jpeg.picture|samsung|default|"
+    "untitled|cof|dav|edf|hdr|oznor|sdr",
     re.IGNORECASE | re.DOTALL,
 )
 """Descriptions that cameras and phones write into every photo."""

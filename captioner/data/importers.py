@@ -24,7 +24,6 @@ import csv
 import io
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -234,12 +233,14 @@ def shared_names(source: str | Path, columns: ColumnOptions = USUAL) -> set[str]
     """Return the names in a CSV file of captioner that several photos share.
 
     The column ``rank`` numbers the captions of each photo. If a name occurs twice with the same
-    rank, its rows belong to different photos, such as photos from two folders on the web page. For
-    files without this column, the result is empty.
+    rank but different captions, its rows belong to different photos, such as photos from two
+    folders on the web page. For files without this column, the result is empty.
     """
-    rows = _csv_rows(source, columns)
-    counts = Counter((str(photo.path), row["rank"]) for photo, row in rows if row.get("rank"))
-    return {name for (name, _), count in counts.items() if count > 1}
+    captions: dict[tuple[str, str], set[tuple[str, ...]]] = {}
+    for photo, row in _csv_rows(source, columns):
+        if rank := row.get("rank"):
+            captions.setdefault((str(photo.path), rank), set()).add(photo.captions)
+    return {name for (name, _), found in captions.items() if len(found) > 1}
 
 
 def _csv_rows(

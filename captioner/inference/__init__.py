@@ -2,6 +2,6 @@
 
 import os
 
-# From version 1.32, ONNX Runtime reports its use to Microsoft and stores an id of the device in the
-# home folder, as soon as it is imported. captioner promises to run offline.
+# Recent versions of ONNX Runtime report their use to Microsoft and store an id of the device in the
+# home folder, as soon as they are imported (seen in 1.32). captioner promises to run offline.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -114,7 +114,9 @@ def _figure(suffix: str, photo: Decoded, found: Sequence[Caption], options: Any)
     look = _look(options, FigureOptions)
     try:
         return overlay(photo.picture, found, max_pixels=MAX_FIGURE, **look).encode(suffix)
-    except OSError as error:  # raised by the import of matplotlib
+    except OSError as error:
+        if "MPLCONFIGDIR" not in str(error):  # the advice of matplotlib, raised by its import
+            raise
         message = (
             "the server cannot draw figures, because Matplotlib has no writable folder; set the "
             "variable MPLCONFIGDIR of the server to a writable folder"

@@ -68,6 +68,7 @@ def test_joined_words_tokenize_to_the_same_words(parts) -> None:
     [
         ('My Dog, "Rex"!', ("My ", 'Dog, "', 'Rex"!')),
         ("  my dog rex", ("  my ", "dog ", "rex")),
+        ("My dog’s Rex", ("My ", "dog’s ", "Rex")),
         ("My cat Rex", ()),  # other words: nothing changes
         ("", ()),
     ],

@@ -147,7 +147,8 @@ async def test_overlays_are_those_of_the_python_functions(serve, stored_model, t
 
 async def test_figures_need_a_folder_for_matplotlib(serve, monkeypatch):
     """Matplotlib raises an OSError if it finds no writable folder. The error names the remedy."""
-    monkeypatch.setattr("captioner.serving.app.overlay", Mock(side_effect=OSError))
+    error = OSError("a temporary directory could not be created; set MPLCONFIGDIR")
+    monkeypatch.setattr("captioner.serving.app.overlay", Mock(side_effect=error))
     response = await (await serve()).post(PHOTO, path="/v1/overlay.png").response()
     assert (response.status, "MPLCONFIGDIR" in response.error) == (500, True)
 
