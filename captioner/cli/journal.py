@@ -1,11 +1,11 @@
 """The journal of an output file, which lets ``captioner caption --resume`` continue it.
 
 While ``captioner caption -o FILE`` runs, finished captions go to ``FILE.resume`` (JSON Lines). The
-first line contains the settings. Each further line contains a photo's path, its size and
-modification time, and its row. The last line of a photo counts. A line with the path "" is added
-each time FILE itself is written:
+first line contains the settings. Each further line contains a photo's path from the folder of FILE,
+its size and modification time, and its row. The last line of a photo counts. A line with the path
+"" is added each time FILE itself is written:
 
-    ["/photos/a.jpg", [81234, 1700000000000000000], {"image": "a.jpg", "captions": [...]}]
+    ["a.jpg", [81234, 1700000000000000000], {"image": "a.jpg", "captions": [...]}]
     ["", [7123, 1700000001000000000], {}]
 
 The size (bytes) and the modification time (ns) show whether a photo or FILE has changed. An
@@ -97,7 +97,7 @@ def continued(
                 one = kept.get(photo)
                 if one is None:
                     one = next(new)
-                    _append(journal, _key(photo), stamps[photo], one)
+                    _append(journal, _key(photo, target), stamps[photo], one)
                     finished += "captions" in one
                 yield one | {"image": name}  # --annotations may have changed the name
             for _ in new:  # no rows are left, but only this completes the progress bar
@@ -111,7 +111,7 @@ def continued(
         try:
             rows = read_rows(target, kind, names.values()) if corrected else []
             texts = {row["image"]: row["text"] for row in reversed(rows)}
-            kept, edited = _unchanged(names, stamps, known, texts)
+            kept, edited = _unchanged(target, names, stamps, known, texts)
             again = {name for photo, name in names.items() if photo not in kept}
             rows = [row for row in rows if row["image"] not in again]
             in_rows = {row["image"] for row in rows}
@@ -144,9 +144,12 @@ def _append(journal: TextIO, name: str, stamp: list[int], row: Row) -> None:
         print(json.dumps([name, stamp, row]), file=journal, flush=True)
 
 
-def _key(photo: Path) -> str:
-    """Return the name of a photo in the journal, the same in whatever folder the command runs."""
-    return os.path.abspath(photo)  # noqa: PTH100 - keeps links
+def _key(photo: Path, target: Path) -> str:
+    """Return the name of a photo in the journal: its path from the folder of the output file.
+
+    It is the same wherever the command runs, and after both folders were moved together.
+    """
+    return os.path.relpath(photo, target.parent)
 
 
 def _others(
@@ -160,17 +163,18 @@ def _others(
     Raises:
         ConfigError: A row has the same name as a different photo among the inputs.
     """
-    inputs, rows, deleted = {*map(_key, names)}, list[Row](), list[str]()
+    inputs, rows, deleted = {_key(photo, target) for photo in names}, list[Row](), list[str]()
     given = {*names.values()}
     for name, (_, row) in known.items():
         if name in inputs or "captions" not in row:
             continue
-        if _is_deleted(Path(name)):
+        photo, taken = target.parent / name, row["image"] in given
+        if _is_deleted(photo) or (taken and not os.path.lexists(photo)):  # taken: it was moved
             deleted.append(name)
-        elif row["image"] in given:
+        elif taken:
             raise ConfigError(
                 f"{target} already has a caption with the name {row['image']!r} for a different "
-                f"photo, {name}; set -o to a different file"
+                f"photo, {photo}; set -o to a different file"
             )
         else:
             rows.append(row)
@@ -206,6 +210,7 @@ def _kept(finished: int, others: int, gone: int) -> str:
 
 
 def _unchanged(
+    target: Path,
     names: Mapping[Path, Name],
     stamps: Mapping[Path, list[int]],
     known: dict[str, tuple[list[int], Row]],
@@ -217,6 +222,7 @@ def _unchanged(
     photo has changed, its row is kept only if the user may have edited the caption.
 
     Args:
+        target: The output file.
         names: The photos, with their names in the file.
         stamps: Size and modification time of each photo.
         known: Stamp and row of each photo that the earlier run has finished, by `_key`.
@@ -230,7 +236,7 @@ def _unchanged(
     new: dict[str, tuple[list[int], Row]] = {}
     changed = []
     for photo, stamp in stamps.items():
-        before, one = known.get(_key(photo), ([], {}))
+        before, one = known.get(_key(photo, target), ([], {}))
         same_time = before[1:] == stamp[1:] != []
         if (text := of_file.get(names[photo])) is not None:
             captions = one.get("captions")
@@ -239,12 +245,12 @@ def _unchanged(
                     continue
                 changed.append(photo)
             kept[photo] = one
-            new[_key(photo)] = stamp, one or {"text": text}
+            new[_key(photo, target)] = stamp, one or {"text": text}
         # captioner keeps the time when it writes metadata, which changes the size. An error is
         # tried again.
         elif "captions" in one and same_time and (before == stamp or find_inside(photo).digests):
             kept[photo] = one
-            new[_key(photo)] = stamp, one
+            new[_key(photo, target)] = stamp, one
     if changed:
         warn(
             f"{first_of(changed)} has changed, but you may have edited its caption, so the caption "
@@ -258,7 +264,7 @@ def _read(
 ) -> tuple[dict[str, tuple[list[int], Row]], tuple[list[int], Row], bool]:
     """Read the journal of an earlier run, and prepare it so that lines can be added.
 
-    The journal begins anew with the settings if it has no finished photo, or because of ``force``.
+    If it has no finished photo, or if ``force`` is set, its content is replaced by the settings.
 
     Returns:
         The entries by `_key`, the last entry about the file itself, and whether to keep the file's
@@ -271,7 +277,7 @@ def _read(
         end = journal.tell()
         while (line := journal.readline()).endswith("\n"):
             name, stamp, one = json.loads(line)
-            known[name and _key(Path(name))] = list(stamp), dict(one)
+            known[name] = list(stamp), dict(one)
             end = journal.tell()
     last = known.pop("", ([], {}))
     done = sum("captions" in one or "text" in one for _, one in known.values())

@@ -250,6 +250,28 @@ def test_resume_does_not_confuse_photos_of_the_same_name(
     assert (tmp_path / "x.json").read_text() == before
 
 
+def test_resume_continues_in_a_folder_that_was_moved(photos, tmp_path, monkeypatch, caption):
+    (photos / "6.png").unlink()
+    (tmp_path / "old").mkdir()
+    photos.rename(tmp_path / "old" / "many")
+    monkeypatch.chdir(tmp_path / "old")
+    assert caption("many", "-o", "x.csv", "--resume")[0] == OK
+    before = Path("x.csv").read_bytes()
+    (tmp_path / "old").rename(tmp_path / "new")
+    monkeypatch.chdir(tmp_path / "new")
+
+    code, _, err = caption("many", "-o", "x.csv", "--resume")
+
+    assert (code, " 0 of them new" in err) == (OK, True)
+    # If only the photos were moved, they are captioned again, and their old rows are replaced.
+    Path("many").rename("photos")
+    (tmp_path / "other").mkdir()
+    Path("photos").rename(tmp_path / "other" / "many")
+    monkeypatch.chdir(tmp_path / "other")
+    assert caption("many", "-o", "../new/x.csv", "--resume")[0] == OK
+    assert (tmp_path / "new" / "x.csv").read_bytes() == before
+
+
 def lines_of(path: Path) -> list[str]:
     """The entries of an output file, one a line."""
     if path.suffix == ".json":
